@@ -1,0 +1,1 @@
+//! Plans, verifier, algorithms, collectives.

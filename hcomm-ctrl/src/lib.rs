@@ -1,0 +1,1 @@
+//! Bootstrap, membership, endpoints, memory, channels.

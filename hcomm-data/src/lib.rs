@@ -1,0 +1,1 @@
+//! Threads, notifies, transfers, batches, local copy and reduce.

@@ -1,0 +1,1 @@
+//! The rank graph: discover, load, dump, query, choose.

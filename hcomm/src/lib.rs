@@ -1,0 +1,1 @@
+//! Communication base library for clusters of accelerators and hosts.

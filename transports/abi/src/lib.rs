@@ -1,0 +1,1 @@
+//! The plugin ABI of hcomm: tables, C header, export macro.

@@ -1,0 +1,1 @@
+//! A transport that is wrong on request, for the loader's tests.
