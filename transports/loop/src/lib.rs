@@ -1,1 +1,1 @@
-//! The smallest complete transport: inside one process.
+//! x
