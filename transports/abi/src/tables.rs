@@ -334,6 +334,7 @@ pub struct CountersV1 {
 
 /// What the host offers. Given at init; stays valid for ever.
 #[repr(C)]
+#[derive(Debug)]
 #[cfg_attr(feature = "rust-door", derive(StableAbi))]
 pub struct HostV1 {
     /// Header of this table.
@@ -389,6 +390,7 @@ pub struct BellV1 {
 
 /// The slow calls of a plugin. Entries marked *optional* may be null.
 #[repr(C)]
+#[derive(Debug)]
 #[cfg_attr(feature = "rust-door", derive(StableAbi))]
 pub struct TransportV1 {
     /// Header of this table.
@@ -502,6 +504,7 @@ pub struct TransportV1 {
 
 /// The fast calls of a device. None blocks, none allocates. Entries marked *optional* may be null.
 #[repr(C)]
+#[derive(Debug)]
 #[cfg_attr(feature = "rust-door", derive(StableAbi))]
 pub struct DataOpsV1 {
     /// Header of this table.

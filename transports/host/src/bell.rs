@@ -1,0 +1,257 @@
+//! What wakes a sleeping process: a futex word that peers of this host share, and an eventfd.
+
+use std::fmt;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::ptr::NonNull;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::time::Duration;
+
+use hcomm_transport_abi::BellV1;
+use hcomm_types::{Error, ErrorKind, Result};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::mm::{MapFlags, ProtFlags, mmap};
+use rustix::thread::futex;
+
+/// The bell of this process. One for all communicators and OS threads in it; made at first use
+/// and kept until the process ends.
+///
+/// Several threads may sleep at once, so the words count sleepers instead of holding one mode bit:
+/// a bit could not be cleared by one of them without losing the others.
+pub struct Bell {
+    words: NonNull<BellV1>,
+    memfd: OwnedFd,
+    eventfd: OwnedFd,
+}
+
+// SAFETY: `words` points to memory that is never unmapped and only touched through atomics.
+unsafe impl Send for Bell {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Bell {}
+
+impl Bell {
+    /// The bell of this process.
+    ///
+    /// # Errors
+    /// `LimitReached` or `System` when descriptors or memory for it cannot be had.
+    pub fn process() -> Result<&'static Self> {
+        static BELL: OnceLock<Bell> = OnceLock::new();
+        if let Some(bell) = BELL.get() {
+            return Ok(bell);
+        }
+        let made = Self::make()?;
+        Ok(BELL.get_or_init(|| made))
+    }
+
+    /// Wakes every thread of this process that sleeps in a [`Waiter`](crate::Waiter), or is about
+    /// to. Cheap when nobody does. Any thread.
+    pub fn ring(&self) {
+        // What was recorded before must be visible before the look at who sleeps.
+        fence(Ordering::SeqCst);
+        if self.sleepers().load(Ordering::Relaxed) != 0 {
+            self.sequence().fetch_add(1, Ordering::Release);
+            // A failure could only mean a bad address, which this is not.
+            let _ = futex::wake(self.sequence(), futex::Flags::empty(), i32::MAX as u32);
+        }
+        if self.pollers().load(Ordering::Relaxed) != 0 {
+            // A full counter (would block) has woken its readers already.
+            let _ = rustix::io::write(&self.eventfd, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// Sleeps until the bell rings or `timeout` is over. `look` is called when ringers can see
+    /// that somebody sleeps; if it finds something to do, there is no sleep. Returns whether it
+    /// slept. May wake early for no reason.
+    pub(crate) fn sleep(&self, timeout: Duration, look: &mut dyn FnMut() -> bool) -> bool {
+        let _listed = Listed::new(self.sleepers());
+        let seen = self.sequence().load(Ordering::Acquire);
+        if look() {
+            return false;
+        }
+        let timeout = rustix::fs::Timespec {
+            tv_sec: timeout.as_secs().min(i64::MAX as u64) as i64,
+            tv_nsec: timeout.subsec_nanos().into(),
+        };
+        // Every outcome (rung, changed meanwhile, timed out, a signal) means: look again.
+        let _ = futex::wait(self.sequence(), futex::Flags::empty(), seen, Some(&timeout));
+        true
+    }
+
+    /// Like [`Bell::sleep`], but in `poll` over the eventfd and other descriptors. `wait` gets the
+    /// eventfd and does the sleeping.
+    pub(crate) fn sleep_polling(
+        &self,
+        look: &mut dyn FnMut() -> bool,
+        wait: impl FnOnce(BorrowedFd<'_>),
+    ) -> bool {
+        let _listed = Listed::new(self.pollers());
+        if look() {
+            return false;
+        }
+        wait(self.eventfd.as_fd());
+        // Take the rings; with several pollers one takes them for all, which is why nobody sleeps
+        // longer than a slice.
+        let _ = rustix::io::read(&self.eventfd, &mut [0u8; 8]);
+        true
+    }
+
+    /// Descriptor of the memory in which the words lie.
+    pub(crate) fn memfd(&self) -> RawFd {
+        self.memfd.as_raw_fd()
+    }
+
+    /// Descriptor of the event counter.
+    pub(crate) fn event_descriptor(&self) -> RawFd {
+        self.eventfd.as_raw_fd()
+    }
+
+    fn make() -> Result<Self> {
+        let limit = |what: &str, error: rustix::io::Errno| {
+            Error::new(
+                ErrorKind::LimitReached,
+                format!("{what} for the bell: {error}"),
+            )
+            .hint("look at `ulimit -n` and at the free memory")
+        };
+        let bytes = 4096;
+        let memfd = memfd_create(
+            "hcomm-bell",
+            MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
+        )
+        .map_err(|e| limit("memfd_create", e))?;
+        ftruncate(&memfd, bytes as u64).map_err(|e| limit("ftruncate", e))?;
+        // A peer holds this descriptor: it must not be able to take the page from under us.
+        rustix::fs::fcntl_add_seals(
+            &memfd,
+            rustix::fs::SealFlags::SHRINK | rustix::fs::SealFlags::GROW,
+        )
+        .map_err(|e| limit("sealing", e))?;
+        let eventfd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|e| limit("eventfd", e))?;
+        // SAFETY: a new mapping at an address of the kernel's choice touches nothing else.
+        let words = unsafe {
+            mmap(
+                std::ptr::null_mut(),
+                bytes,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED,
+                &memfd,
+                0,
+            )
+        }
+        .map_err(|e| limit("mmap", e))?;
+        let words = NonNull::new(words.cast()).ok_or_else(|| {
+            Error::new(
+                ErrorKind::Internal,
+                "the kernel mapped the bell at address 0",
+            )
+        })?;
+        Ok(Self {
+            words,
+            memfd,
+            eventfd,
+        })
+    }
+
+    fn sequence(&self) -> &AtomicU32 {
+        // SAFETY: the mapping lives for ever, is aligned to a page, and every access to the word
+        // is atomic, here and at the peers.
+        unsafe { AtomicU32::from_ptr(&raw mut (*self.words.as_ptr()).sequence) }
+    }
+
+    fn sleepers(&self) -> &AtomicU32 {
+        // SAFETY: as in `sequence`.
+        unsafe { AtomicU32::from_ptr(&raw mut (*self.words.as_ptr()).sleepers) }
+    }
+
+    fn pollers(&self) -> &AtomicU32 {
+        // SAFETY: as in `sequence`.
+        unsafe { AtomicU32::from_ptr(&raw mut (*self.words.as_ptr()).pollers) }
+    }
+}
+
+impl fmt::Debug for Bell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Bell")
+            .field("sequence", self.sequence())
+            .field("sleepers", self.sleepers())
+            .field("pollers", self.pollers())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Being counted among those that a ring has to wake.
+struct Listed<'a>(&'a AtomicU32);
+
+impl<'a> Listed<'a> {
+    fn new(count: &'a AtomicU32) -> Self {
+        count.fetch_add(1, Ordering::SeqCst);
+        // Pairs with the fence of the ringer: either it sees us, or our look sees what it did.
+        fence(Ordering::SeqCst);
+        Self(count)
+    }
+}
+
+impl Drop for Listed<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+
+    use super::*;
+
+    #[test]
+    fn a_ring_ends_the_sleep_of_every_thread_and_kind() {
+        let bell: &'static Bell = Box::leak(Box::new(Bell::make().unwrap()));
+        let stop: &'static AtomicBool = Box::leak(Box::new(AtomicBool::new(false)));
+        let long = Duration::from_secs(600);
+        let threads: Vec<_> = (0..3)
+            .map(|kind| {
+                std::thread::spawn(move || {
+                    while !stop.load(Ordering::Acquire) {
+                        let mut look = || stop.load(Ordering::Acquire);
+                        if kind == 0 {
+                            bell.sleep(long, &mut look);
+                        } else {
+                            bell.sleep_polling(&mut look, |eventfd| {
+                                let mut fds = [rustix::event::PollFd::from_borrowed_fd(
+                                    eventfd,
+                                    rustix::event::PollFlags::IN,
+                                )];
+                                let second = rustix::fs::Timespec {
+                                    tv_sec: 1,
+                                    tv_nsec: 0,
+                                };
+                                rustix::event::poll(&mut fds, Some(&second)).unwrap();
+                            });
+                        }
+                    }
+                })
+            })
+            .collect();
+        while bell.sleepers().load(Ordering::SeqCst) == 0
+            || bell.pollers().load(Ordering::SeqCst) == 0
+        {
+            std::thread::yield_now();
+        }
+        stop.store(true, Ordering::Release);
+        bell.ring();
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        assert_eq!(bell.sleepers().load(Ordering::SeqCst), 0);
+        assert_eq!(bell.pollers().load(Ordering::SeqCst), 0);
+    }
+
+    #[test]
+    fn a_look_that_finds_work_prevents_the_sleep() {
+        let bell = Bell::make().unwrap();
+        assert!(!bell.sleep(Duration::from_secs(600), &mut || true));
+        assert!(!bell.sleep_polling(&mut || true, |_| unreachable!()));
+    }
+}

@@ -1,0 +1,107 @@
+//! The tables as the host keeps them: copied once, holes filled with functions that answer
+//! "unsupported", so that no call tests for null.
+
+use std::ffi::{c_char, c_void};
+
+use hcomm_transport_abi::{
+    Channel, ChannelAttrV1, CompletionV1, CountersV1, DataOpsV1, DescriptorV1, Device,
+    DeviceAttrV1, HostV1, Import, ImportAttrV1, NotifyLineV1, Region, STATUS_OK,
+    STATUS_UNSUPPORTED, TransportV1,
+};
+
+/// A plain table of functions from one of optional functions: `mandatory` entries must be there,
+/// `or` gives the stand-in for the others.
+macro_rules! filled_table {
+    (
+        $(#[$doc:meta])* $name:ident from $table:ty;
+        $( $entry:ident: fn($($arg:ty),*) $(-> $ret:ty)? $(, or $stand_in:path)?; )*
+    ) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy)]
+        pub(crate) struct $name {
+            $( pub(crate) $entry: unsafe extern "C" fn($($arg),*) $(-> $ret)?, )*
+        }
+
+        impl $name {
+            /// Copies the table.
+            ///
+            /// # Errors
+            /// The name of a mandatory entry that is null.
+            pub(crate) fn from_table(table: &$table) -> Result<Self, &'static str> {
+                Ok(Self {
+                    $( $entry: table.$entry $(.or(Some($stand_in)))?.ok_or(stringify!($entry))?, )*
+                })
+            }
+        }
+    };
+}
+
+filled_table! {
+    /// The slow calls.
+    SlowCalls from TransportV1;
+    init: fn(*const HostV1) -> i32;
+    device_count: fn(*mut u32) -> i32;
+    query_device: fn(u32, *mut DeviceAttrV1) -> i32;
+    open_device: fn(u32, *mut *mut Device, *mut *const DataOpsV1) -> i32;
+    close_device: fn(*mut Device) -> i32;
+    register: fn(*mut Device, *mut c_void, u64, *mut *mut Region) -> i32, or no_register;
+    allocate: fn(*mut Device, u64, *mut *mut Region, *mut *mut c_void) -> i32, or no_allocate;
+    deregister: fn(*mut Device, *mut Region) -> i32;
+    export_region: fn(*mut Device, *mut Region, *mut u8, u32, *mut u32) -> i32;
+    import_region: fn(*mut Channel, *const u8, u32, *mut *mut Import, *mut ImportAttrV1) -> i32;
+    release_import: fn(*mut Channel, *mut Import) -> i32;
+    create_channel: fn(*mut Device, *const ChannelAttrV1, *mut *mut Channel) -> i32;
+    local_blob: fn(*mut Channel, *mut u8, u32, *mut u32) -> i32;
+    connect: fn(*mut Channel, *const u8, u32) -> i32;
+    destroy_channel: fn(*mut Channel) -> i32;
+    counters: fn(*mut Device, *mut CountersV1) -> i32, or no_counters;
+    last_error: fn(*mut c_char, u32) -> u32;
+    extension: fn(u32) -> *const c_void, or no_extension;
+}
+
+filled_table! {
+    /// The fast calls.
+    FastCalls from DataOpsV1;
+    post: fn(*mut Channel, *const DescriptorV1, u32, *mut u32, *mut u32) -> i32;
+    poll: fn(*mut Device, *mut CompletionV1, u32, *mut u32) -> i32;
+    flush: fn(*mut Channel) -> i32;
+    progress: fn(*mut Device) -> i32;
+    notify_line: fn(*mut Channel, u32) -> *mut NotifyLineV1;
+    check: fn(*mut Channel) -> i32;
+    wake_fd: fn(*mut Device) -> i32, or no_wake_fd;
+    arm: fn(*mut Device) -> i32, or no_arm;
+}
+
+unsafe extern "C" fn no_register(
+    _: *mut Device,
+    _: *mut c_void,
+    _: u64,
+    _: *mut *mut Region,
+) -> i32 {
+    STATUS_UNSUPPORTED
+}
+
+unsafe extern "C" fn no_allocate(
+    _: *mut Device,
+    _: u64,
+    _: *mut *mut Region,
+    _: *mut *mut c_void,
+) -> i32 {
+    STATUS_UNSUPPORTED
+}
+
+unsafe extern "C" fn no_counters(_: *mut Device, _: *mut CountersV1) -> i32 {
+    STATUS_UNSUPPORTED
+}
+
+unsafe extern "C" fn no_extension(_: u32) -> *const c_void {
+    std::ptr::null()
+}
+
+unsafe extern "C" fn no_wake_fd(_: *mut Device) -> i32 {
+    -1
+}
+
+unsafe extern "C" fn no_arm(_: *mut Device) -> i32 {
+    STATUS_OK
+}

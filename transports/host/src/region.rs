@@ -1,0 +1,241 @@
+//! Registered memory: ours, and a peer's as seen from here.
+
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use hcomm_transport_abi as abi;
+use hcomm_types::{Error, ErrorKind, Result};
+
+use crate::channel::Channel;
+use crate::device::{Capabilities, Device};
+
+/// Memory of this side that a device knows. A clone is the same region; it ends when the last
+/// one is gone.
+#[derive(Clone)]
+pub struct Region(pub(crate) Arc<RegionInner>);
+
+pub(crate) struct RegionInner {
+    device: Device,
+    pub(crate) handle: NonNull<abi::Region>,
+    address: NonNull<u8>,
+    bytes: usize,
+    allocated: bool,
+}
+
+// SAFETY: slow calls may come from any thread; the address is only handed out.
+unsafe impl Send for RegionInner {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for RegionInner {}
+
+impl Device {
+    /// Allocates zeroed, page-aligned memory that peers reach in the best way the link has.
+    ///
+    /// # Errors
+    /// `Unsupported`; `LimitReached` with need and limit.
+    pub fn allocate(&self, bytes: usize) -> Result<Region> {
+        if !self.info().capabilities.contains(Capabilities::ALLOCATE) {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!("{:?} allocates no memory", self),
+            ));
+        }
+        if bytes == 0 {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                "a region has at least 1 byte",
+            ));
+        }
+        let plugin = self.0.info.plugin;
+        let mut region = std::ptr::null_mut();
+        let mut address = std::ptr::null_mut();
+        // SAFETY: the device is alive; both places are ours.
+        let status = unsafe {
+            (plugin.calls.allocate)(
+                self.0.handle.as_ptr(),
+                bytes as u64,
+                &raw mut region,
+                &raw mut address,
+            )
+        };
+        plugin.status("allocate", status)?;
+        let (Some(handle), Some(address)) = (NonNull::new(region), NonNull::new(address.cast()))
+        else {
+            return Err(Error::new(
+                ErrorKind::Plugin,
+                format!("{} allocate: success without a region", plugin.name()),
+            ));
+        };
+        Ok(Region(Arc::new(RegionInner {
+            device: self.clone(),
+            handle,
+            address,
+            bytes,
+            allocated: true,
+        })))
+    }
+
+    /// Registers memory that the caller brings.
+    ///
+    /// # Errors
+    /// `Unsupported`; `LimitReached` with need and limit.
+    ///
+    /// # Safety
+    /// `address` is readable and writable for `bytes` bytes until the last clone of the region is
+    /// gone, and the caller accepts that peers read and write it meanwhile: no reference to it may
+    /// live while a peer's transfer can touch it.
+    pub unsafe fn register(&self, address: NonNull<u8>, bytes: usize) -> Result<Region> {
+        if bytes == 0 {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                "a region has at least 1 byte",
+            ));
+        }
+        let plugin = self.0.info.plugin;
+        let mut region = std::ptr::null_mut();
+        // SAFETY: the device is alive; the memory is the caller's promise.
+        let status = unsafe {
+            (plugin.calls.register)(
+                self.0.handle.as_ptr(),
+                address.as_ptr().cast(),
+                bytes as u64,
+                &raw mut region,
+            )
+        };
+        plugin.status("register", status)?;
+        let handle = NonNull::new(region).ok_or_else(|| {
+            Error::new(
+                ErrorKind::Plugin,
+                format!("{} register: success without a region", plugin.name()),
+            )
+        })?;
+        Ok(Region(Arc::new(RegionInner {
+            device: self.clone(),
+            handle,
+            address,
+            bytes,
+            allocated: false,
+        })))
+    }
+}
+
+impl Region {
+    /// Where it is.
+    #[must_use]
+    pub fn address(&self) -> NonNull<u8> {
+        self.0.address
+    }
+
+    /// Bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.0.bytes
+    }
+
+    /// The device that knows it.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.0.device
+    }
+
+    /// Whether it was allocated by the device, not brought by the user.
+    #[must_use]
+    pub fn is_allocated(&self) -> bool {
+        self.0.allocated
+    }
+
+    /// What a peer needs to import it.
+    ///
+    /// # Errors
+    /// What the plugin says.
+    pub fn export(&self) -> Result<Vec<u8>> {
+        let device = &self.0.device.0;
+        let mut blob = vec![0; device.info.max_blob_bytes as usize];
+        let mut len = 0;
+        // SAFETY: device and region are alive; `blob` has as much room as we say.
+        let status = unsafe {
+            (device.info.plugin.calls.export_region)(
+                device.handle.as_ptr(),
+                self.0.handle.as_ptr(),
+                blob.as_mut_ptr(),
+                blob.len() as u32,
+                &raw mut len,
+            )
+        };
+        device.info.plugin.status("export_region", status)?;
+        blob.truncate(len as usize);
+        Ok(blob)
+    }
+}
+
+impl fmt::Debug for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Region({} bytes, {:?})", self.0.bytes, self.0.device)
+    }
+}
+
+impl Drop for RegionInner {
+    fn drop(&mut self) {
+        let device = &self.device.0;
+        // SAFETY: this was the last handle.
+        let status = unsafe {
+            (device.info.plugin.calls.deregister)(device.handle.as_ptr(), self.handle.as_ptr())
+        };
+        if let Err(error) = device.info.plugin.status("deregister", status) {
+            tracing::warn!(%error, "a region did not end; its memory is kept");
+        }
+    }
+}
+
+/// A peer's region, reachable through one channel. A clone is the same import.
+#[derive(Clone)]
+pub struct Import(pub(crate) Arc<ImportInner>);
+
+pub(crate) struct ImportInner {
+    pub(crate) channel: Channel,
+    pub(crate) handle: NonNull<abi::Import>,
+    pub(crate) bytes: u64,
+    pub(crate) address: Option<NonNull<u8>>,
+}
+
+// SAFETY: slow calls may come from any thread; the address is only handed out.
+unsafe impl Send for ImportInner {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for ImportInner {}
+
+impl Import {
+    /// Bytes of the peer's region.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.0.bytes
+    }
+
+    /// Where the peer's memory is mapped here; `None` where the link cannot map it.
+    #[must_use]
+    pub fn address(&self) -> Option<NonNull<u8>> {
+        self.0.address
+    }
+
+    /// The channel through which it was imported.
+    #[must_use]
+    pub fn channel(&self) -> &Channel {
+        &self.0.channel
+    }
+}
+
+impl fmt::Debug for Import {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mapped = if self.0.address.is_some() {
+            "mapped"
+        } else {
+            "not mapped"
+        };
+        write!(f, "Import({} bytes, {mapped})", self.0.bytes)
+    }
+}
+
+impl Drop for ImportInner {
+    fn drop(&mut self) {
+        self.channel.release_import(self.handle);
+    }
+}

@@ -1,0 +1,300 @@
+//! The one place where the library waits, and the clock beside it.
+//!
+//! Everything above is written as state machines that are looked at again and again and never
+//! block. A loop around them calls [`Waiter::pause`] after each look that found nothing to do. The
+//! real waiter spins, then yields, then sleeps; a simulation hands in its own, with its own clock.
+
+use std::fmt;
+use std::os::fd::BorrowedFd;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use hcomm_types::{Deadline, Nanos, Result};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::bell::Bell;
+use crate::device::Device;
+
+/// Waits, and tells the time.
+pub trait Waiter: Send + Sync + fmt::Debug {
+    /// Now.
+    fn now(&self) -> Nanos;
+
+    /// Called after a look that found nothing to do. Returns when it is worth to look again: at
+    /// once, when something rang, when a watched descriptor is ready, or at the latest a slice
+    /// later, so that the caller can look at what rings no bell (deaths, deadlines).
+    fn pause(&self, phase: &mut Phase, watch: &mut Watch<'_>) -> Paused;
+
+    /// Wakes every thread that sleeps in `pause`. Any thread.
+    fn wake(&self);
+}
+
+/// How long one wait has lasted. Make a new one for each wait, or [`Phase::restart`] it when a
+/// look has found something to do.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Phase {
+    rounds: u32,
+}
+
+impl Phase {
+    /// Back to spinning.
+    pub const fn restart(&mut self) {
+        self.rounds = 0;
+    }
+}
+
+/// What may end a sleep, besides the bell.
+pub struct Watch<'a> {
+    /// When to be back at the latest.
+    pub until: Deadline,
+    /// Descriptors to watch as well.
+    pub interests: &'a [Interest<'a>],
+    /// Devices in use: those that need it are armed before a sleep and watched.
+    pub devices: &'a [Device],
+    /// Looks whether there is something to do, without doing it. Called once more when ringers
+    /// can see that somebody is about to sleep.
+    pub look: &'a mut dyn FnMut() -> bool,
+}
+
+impl fmt::Debug for Watch<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Watch")
+            .field("until", &self.until)
+            .field("interests", &self.interests)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A descriptor and what is awaited of it; an error or hang-up counts as both.
+#[derive(Clone, Copy, Debug)]
+pub struct Interest<'a> {
+    /// The descriptor.
+    pub fd: BorrowedFd<'a>,
+    /// Whether input is awaited.
+    pub readable: bool,
+    /// Whether room for output is awaited.
+    pub writable: bool,
+}
+
+/// What a pause was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Paused {
+    /// A few nanoseconds.
+    Spun,
+    /// Other threads may have run.
+    Yielded,
+    /// It slept: time to look at deaths and deadlines.
+    Slept,
+}
+
+/// How patient the spinning phases are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WaitPolicy {
+    /// Looks before the first yield.
+    pub spins: u32,
+    /// Yields before the first sleep.
+    pub yields: u32,
+    /// Longest sleep in one piece.
+    pub slice: Duration,
+}
+
+impl WaitPolicy {
+    /// For a process whose host runs `local_ranks` ranks on `cores` cores. With a core for each
+    /// rank a spin is the fastest way to see a notify; without, whoever spins keeps the one it
+    /// waits for from running.
+    #[must_use]
+    pub const fn for_load(local_ranks: usize, cores: usize) -> Self {
+        let slice = Duration::from_millis(20);
+        if local_ranks <= cores {
+            Self {
+                spins: 2000,
+                yields: 100,
+                slice,
+            }
+        } else {
+            Self {
+                spins: 20,
+                yields: 200,
+                slice,
+            }
+        }
+    }
+}
+
+impl Default for WaitPolicy {
+    fn default() -> Self {
+        Self::for_load(1, 1)
+    }
+}
+
+/// The real waiter: the monotonic clock, the bell of this process, `poll`.
+#[derive(Debug)]
+pub struct SystemWaiter {
+    bell: &'static Bell,
+    policy: WaitPolicy,
+}
+
+impl SystemWaiter {
+    /// A waiter with this patience.
+    ///
+    /// # Errors
+    /// Those of [`Bell::process`].
+    pub fn new(policy: WaitPolicy) -> Result<Self> {
+        Ok(Self {
+            bell: Bell::process()?,
+            policy,
+        })
+    }
+
+    fn sleep(&self, watch: &mut Watch<'_>) -> Paused {
+        let slice = match watch.until.moment() {
+            Some(end) => end.since(self.now()).min(self.policy.slice),
+            None => self.policy.slice,
+        };
+        let watched: Vec<BorrowedFd<'_>> = watch
+            .devices
+            .iter()
+            .filter(|d| d.needs_watching())
+            .filter_map(Device::wake_fd)
+            .collect();
+        let slept = if watched.is_empty() && watch.interests.is_empty() {
+            self.bell.sleep(slice, watch.look)
+        } else {
+            let (devices, look) = (watch.devices, &mut *watch.look);
+            // A device that has something already must not be slept on.
+            let mut arm_and_look = || {
+                devices
+                    .iter()
+                    .filter(|d| d.needs_watching())
+                    .any(|d| !d.arm())
+                    || look()
+            };
+            self.bell.sleep_polling(&mut arm_and_look, |eventfd| {
+                let mut fds = vec![PollFd::from_borrowed_fd(eventfd, PollFlags::IN)];
+                fds.extend(
+                    watched
+                        .iter()
+                        .map(|&fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)),
+                );
+                fds.extend(watch.interests.iter().map(|interest| {
+                    let mut flags = PollFlags::empty();
+                    flags.set(PollFlags::IN, interest.readable);
+                    flags.set(PollFlags::OUT, interest.writable);
+                    PollFd::from_borrowed_fd(interest.fd, flags)
+                }));
+                let timeout = Timespec {
+                    tv_sec: slice.as_secs() as i64, // a slice is milliseconds
+                    tv_nsec: slice.subsec_nanos().into(),
+                };
+                // Interrupted by a signal, or ready: look again either way.
+                let _ = poll(&mut fds, Some(&timeout));
+            })
+        };
+        if slept { Paused::Slept } else { Paused::Spun }
+    }
+}
+
+impl Waiter for SystemWaiter {
+    fn now(&self) -> Nanos {
+        now()
+    }
+
+    fn pause(&self, phase: &mut Phase, watch: &mut Watch<'_>) -> Paused {
+        let round = phase.rounds;
+        phase.rounds = round.saturating_add(1);
+        if round < self.policy.spins {
+            std::hint::spin_loop();
+            Paused::Spun
+        } else if round < self.policy.spins + self.policy.yields {
+            std::thread::yield_now();
+            Paused::Yielded
+        } else {
+            self.sleep(watch)
+        }
+    }
+
+    fn wake(&self) {
+        self.bell.ring();
+    }
+}
+
+/// Nanoseconds since the first question of this process.
+pub(crate) fn now() -> Nanos {
+    static START: OnceLock<Instant> = OnceLock::new();
+    let elapsed = START.get_or_init(Instant::now).elapsed();
+    Nanos(u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn a_wake_from_another_thread_ends_a_wait_without_end() {
+        let waiter = Arc::new(
+            SystemWaiter::new(WaitPolicy {
+                spins: 2,
+                yields: 2,
+                slice: Duration::from_secs(600),
+            })
+            .unwrap(),
+        );
+        let flag = Arc::new(AtomicBool::new(false));
+        let sleeping = Arc::new(AtomicBool::new(false));
+        let other = {
+            let (waiter, flag, sleeping) = (waiter.clone(), flag.clone(), sleeping.clone());
+            std::thread::spawn(move || {
+                let mut phase = Phase::default();
+                let mut slept = false;
+                while !flag.load(Ordering::Acquire) {
+                    let mut look = || {
+                        sleeping.store(true, Ordering::Release);
+                        flag.load(Ordering::Acquire)
+                    };
+                    slept |= waiter.pause(
+                        &mut phase,
+                        &mut Watch {
+                            until: Deadline::NEVER,
+                            interests: &[],
+                            devices: &[],
+                            look: &mut look,
+                        },
+                    ) == Paused::Slept;
+                }
+                slept
+            })
+        };
+        while !sleeping.load(Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+        flag.store(true, Ordering::Release);
+        waiter.wake();
+        other.join().unwrap();
+    }
+
+    #[test]
+    fn a_wait_comes_back_at_its_end() {
+        let waiter = SystemWaiter::new(WaitPolicy {
+            spins: 0,
+            yields: 0,
+            slice: Duration::from_secs(600),
+        })
+        .unwrap();
+        let end = Deadline::after(waiter.now(), Duration::from_millis(1));
+        let mut phase = Phase::default();
+        while !end.passed(waiter.now()) {
+            waiter.pause(
+                &mut phase,
+                &mut Watch {
+                    until: end,
+                    interests: &[],
+                    devices: &[],
+                    look: &mut || false,
+                },
+            );
+        }
+    }
+}
