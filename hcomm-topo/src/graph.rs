@@ -1,0 +1,652 @@
+//! The rank graph: who is where, and what joins them.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::sync::Arc;
+
+use hcomm_types::{Address, Error, ErrorKind, HostId, Location, Protocol, Rank};
+use serde::{Deserialize, Serialize};
+
+use crate::choice::{self, Allowed, Choice, NoLink, RefusedLink, RefusedPair, RefusedRank};
+use crate::facts::{EndpointFacts, RankFacts, Reach};
+use crate::host::HostFacts;
+use crate::interface::is_link_local;
+use crate::link::{End, Layer, Link, Nearness, Refusal, is_peer_address, join};
+
+/// Ranks, their endpoints, and the layers they form.
+///
+/// Memory grows with ranks and endpoints, not with pairs: links are computed when asked for.
+/// Graphs built from the same facts are equal, whatever the order of the facts, so all ranks that
+/// hold the same facts choose alike.
+///
+/// Queries are total: a rank that is not in the graph has no endpoints, no links and no
+/// neighbours.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RankGraph {
+    /// By rank.
+    ranks: Vec<RankFacts>,
+    /// By rank: number of its instance in layer 0.
+    host_of: Vec<u32>,
+    /// By layer.
+    layers: Vec<Vec<Instance>>,
+}
+
+/// Number of an instance in its layer: instances are counted by their lowest rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct InstanceId(pub u32);
+
+impl fmt::Display for InstanceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+/// Ranks that a layer joins: those of one host in layer 0, all ranks in layer 1.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Instance {
+    /// Its number in the layer.
+    pub id: InstanceId,
+    /// The layer.
+    pub layer: Layer,
+    /// Name for people: the host's, or `network`.
+    pub name: String,
+    /// Its ranks, in order.
+    pub ranks: Vec<Rank>,
+}
+
+/// How the ranks of an instance are joined at its layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TopologyType {
+    /// One rank: nothing to join.
+    Single,
+    /// Every pair directly.
+    Mesh,
+    /// Every pair, through switches.
+    Switched,
+    /// Some pairs have no link at this layer.
+    Partial,
+}
+
+impl RankGraph {
+    /// Builds the graph of a communicator from what its ranks told, in any order.
+    ///
+    /// # Errors
+    /// If the facts contradict each other: a rank twice, a rank missing, one process on two hosts.
+    pub fn build(mut facts: Vec<RankFacts>) -> Result<Self, GraphError> {
+        facts.sort_by_key(|facts| facts.rank);
+        check_numbers(&facts)?;
+        check_processes(&facts)?;
+        share_hosts(&mut facts);
+
+        let mut numbers = HashMap::<HostId, u32>::new();
+        let mut hosts = Vec::<Instance>::new();
+        let mut host_of = Vec::with_capacity(facts.len());
+        for RankFacts { rank, host, .. } in &facts {
+            let next = Rank::from_index(hosts.len()).0;
+            let number = *numbers.entry(host.id.clone()).or_insert(next);
+            if number == next {
+                hosts.push(Instance {
+                    id: InstanceId(number),
+                    layer: Layer::HOST,
+                    name: host.name.clone(),
+                    ranks: Vec::new(),
+                });
+            }
+            hosts[number as usize].ranks.push(*rank);
+            host_of.push(number);
+        }
+        let mut layers = vec![hosts];
+        if layers[0].len() > 1 {
+            layers.push(vec![Instance {
+                id: InstanceId(0),
+                layer: Layer::NETWORK,
+                name: "network".to_owned(),
+                ranks: facts.iter().map(|facts| facts.rank).collect(),
+            }]);
+        }
+        Ok(Self {
+            ranks: facts,
+            host_of,
+            layers,
+        })
+    }
+
+    /// Number of ranks.
+    #[must_use]
+    pub fn size(&self) -> u32 {
+        Rank::from_index(self.ranks.len()).0
+    }
+
+    /// What a rank told about itself.
+    #[must_use]
+    pub fn rank(&self, rank: Rank) -> Option<&RankFacts> {
+        self.ranks.get(rank.index())
+    }
+
+    /// All ranks' facts, in order.
+    #[must_use]
+    pub fn ranks(&self) -> &[RankFacts] {
+        &self.ranks
+    }
+
+    /// A rank's endpoints; their position is their number.
+    #[must_use]
+    pub fn endpoints(&self, rank: Rank) -> &[EndpointFacts] {
+        self.rank(rank).map_or(&[], |facts| &facts.endpoints)
+    }
+
+    /// The layers that the graph has: 0, and 1 if there are several hosts.
+    pub fn layers(&self) -> impl Iterator<Item = Layer> + use<> {
+        let count = u8::try_from(self.layers.len()).unwrap_or(u8::MAX);
+        (0..count).map(Layer)
+    }
+
+    /// The instances of a layer, by number; their sizes are the lengths of their lists.
+    #[must_use]
+    pub fn instances(&self, layer: Layer) -> &[Instance] {
+        let instances = self.layers.get(usize::from(layer.0));
+        instances.map_or(&[], |instances| instances)
+    }
+
+    /// The instance of a layer that a rank belongs to.
+    #[must_use]
+    pub fn instance_of(&self, layer: Layer, rank: Rank) -> Option<&Instance> {
+        let host = *self.host_of.get(rank.index())?;
+        match layer {
+            Layer::HOST => self.instances(layer).get(host as usize),
+            _ => self.instances(layer).first(),
+        }
+    }
+
+    /// The ranks that share a rank's instance at a layer, itself included, in order.
+    #[must_use]
+    pub fn ranks_by_layer(&self, layer: Layer, rank: Rank) -> &[Rank] {
+        let instance = self.instance_of(layer, rank);
+        instance.map_or(&[], |instance| &instance.ranks)
+    }
+
+    /// How the ranks of an instance are joined, by links of its own layer.
+    #[must_use]
+    pub fn topology_type(&self, layer: Layer, instance: InstanceId) -> Option<TopologyType> {
+        let instance = self.instances(layer).get(instance.0 as usize)?;
+        Some(if instance.ranks.len() == 1 {
+            TopologyType::Single
+        } else if !self.all_joined(instance) {
+            TopologyType::Partial
+        } else if layer == Layer::HOST {
+            TopologyType::Mesh
+        } else {
+            TopologyType::Switched
+        })
+    }
+
+    /// All links from `a` to `b`, best first (see [`choose`](Self::choose)). A rank may be asked
+    /// about itself.
+    #[must_use]
+    pub fn links(&self, a: Rank, b: Rank) -> Vec<Link> {
+        let (mut links, _) = self.examine(a.min(b), a.max(b), &Allowed::All);
+        if a > b {
+            links = links.into_iter().map(Link::flipped).collect();
+        }
+        links
+    }
+
+    /// The links from `a` to `b` at one layer, best first. A pair has links at one layer only.
+    #[must_use]
+    pub fn links_at(&self, layer: Layer, a: Rank, b: Rank) -> Vec<Link> {
+        if self.layer_of(a, b) == Some(layer) {
+            self.links(a, b)
+        } else {
+            Vec::new()
+        }
+    }
+
+    /// The layer at which two ranks meet.
+    #[must_use]
+    pub fn layer_of(&self, a: Rank, b: Rank) -> Option<Layer> {
+        let (a, b) = (self.host_of.get(a.index())?, self.host_of.get(b.index())?);
+        Some(if a == b { Layer::HOST } else { Layer::NETWORK })
+    }
+
+    /// Chooses the link between two ranks: of those whose transport is allowed, the one with the
+    /// smallest predicted time for [`REFERENCE_BYTES`](crate::REFERENCE_BYTES); between equals
+    /// the lowest protocol number, then the lowest endpoints of the lower rank. Links over
+    /// link-local addresses are taken only if there is no other.
+    ///
+    /// The choice depends on the graph and `allowed` alone and is the same from both ends.
+    ///
+    /// # Errors
+    /// If nothing joins them; the error names the endpoints of both and every refusal.
+    pub fn choose(&self, a: Rank, b: Rank, allowed: &Allowed) -> Result<Choice, NoLink> {
+        let facts = |rank: Rank| {
+            self.rank(rank).ok_or_else(|| NoLink::UnknownRank {
+                rank,
+                size: self.size(),
+            })
+        };
+        let (low, high) = (facts(a.min(b))?, facts(a.max(b))?);
+        let (links, refused) = self.examine(low.rank, high.rank, allowed);
+        let why = choice::explain(&links, &refused, low, high);
+        let Some(link) = links.into_iter().next() else {
+            return Err(NoLink::Refused(Box::new(RefusedPair {
+                a: describe(low),
+                b: describe(high),
+                refused,
+            })));
+        };
+        let link = if a > b { link.flipped() } else { link };
+        Ok(Choice { link, why })
+    }
+
+    /// Every pair of endpoints of two ranks, lower rank first: links, best first, and refusals.
+    fn examine(&self, a: Rank, b: Rank, allowed: &Allowed) -> (Vec<Link>, Vec<RefusedLink>) {
+        let (mut links, mut refused) = (Vec::new(), Vec::new());
+        let (Some(low), Some(high), Some(layer)) =
+            (self.rank(a), self.rank(b), self.layer_of(a, b))
+        else {
+            return (links, refused);
+        };
+        let nearness = Nearness::of(&low.process, &high.process, layer == Layer::HOST);
+        for (i, from) in (0..).zip(&low.endpoints) {
+            for (j, to) in (0..).zip(&high.endpoints) {
+                if from.protocol != to.protocol {
+                    continue;
+                }
+                match admit(low, from, high, to, nearness, allowed) {
+                    Ok(last_resort) => links.push(Link {
+                        layer,
+                        protocol: from.protocol,
+                        from: a,
+                        to: b,
+                        from_endpoint: i,
+                        to_endpoint: j,
+                        transport: from.transport.clone(),
+                        latency_ns: from.latency_ns.max(to.latency_ns),
+                        bytes_per_s: from.bytes_per_s.min(to.bytes_per_s),
+                        hops: if layer == Layer::HOST { 1 } else { 2 },
+                        last_resort,
+                    }),
+                    Err(refusal) => refused.push(RefusedLink {
+                        protocol: from.protocol,
+                        a_endpoint: Some(i),
+                        b_endpoint: Some(j),
+                        refusal,
+                    }),
+                }
+            }
+        }
+        refused.extend(alone(low, high).map(|(i, protocol)| RefusedLink {
+            protocol,
+            a_endpoint: Some(i),
+            b_endpoint: None,
+            refusal: Refusal::NoCounterpart { protocol, rank: b },
+        }));
+        refused.extend(alone(high, low).map(|(j, protocol)| RefusedLink {
+            protocol,
+            a_endpoint: None,
+            b_endpoint: Some(j),
+            refusal: Refusal::NoCounterpart { protocol, rank: a },
+        }));
+        links.sort_by_key(choice::order);
+        (links, refused)
+    }
+
+    /// Whether links of the instance's layer join every pair of its ranks.
+    ///
+    /// Ranks whose endpoints are alike are joined alike, so a pair of each two kinds is enough:
+    /// hosts by the thousand have a handful of kinds.
+    fn all_joined(&self, instance: &Instance) -> bool {
+        let same_host = instance.layer == Layer::HOST;
+        let mut kinds = BTreeMap::<Vec<EndpointKind<'_>>, Vec<&RankFacts>>::new();
+        for facts in instance.ranks.iter().filter_map(|&rank| self.rank(rank)) {
+            kinds.entry(kind_of(facts)).or_default().push(facts);
+        }
+        let kinds: Vec<_> = kinds.into_values().collect();
+        kinds.iter().enumerate().all(|(position, a)| {
+            kinds[position..].iter().all(|b| {
+                if same_host {
+                    self.joined_inside(a, b)
+                } else {
+                    self.joined_across(a, b)
+                }
+            })
+        })
+    }
+
+    /// Whether each of `a` has a link to each of `b`, all on one host.
+    fn joined_inside(&self, a: &[&RankFacts], b: &[&RankFacts]) -> bool {
+        let Some((first, second)) = pair(a, b, |a, b| a.rank != b.rank) else {
+            return true;
+        };
+        let strangers = Nearness {
+            same_process: false,
+            same_host: true,
+        };
+        let housemates = Nearness {
+            same_process: true,
+            same_host: true,
+        };
+        let one_process = || {
+            let token = first.process.token;
+            a.iter().chain(b).all(|facts| facts.process.token == token)
+        };
+        any_link(first, second, strangers) || one_process() && any_link(first, second, housemates)
+    }
+
+    /// Whether each of `a` has a link to each of `b` that is on another host.
+    fn joined_across(&self, a: &[&RankFacts], b: &[&RankFacts]) -> bool {
+        let host = |facts: &RankFacts| self.host_of[facts.rank.index()];
+        let apart = Nearness {
+            same_process: false,
+            same_host: false,
+        };
+        pair(a, b, |a, b| host(a) != host(b)).is_none_or(|(a, b)| any_link(a, b, apart))
+    }
+}
+
+/// Facts that contradict each other, or a text that is no graph.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum GraphError {
+    /// No ranks at all.
+    #[error("a graph needs at least one rank")]
+    Empty,
+    /// A number that two ranks claim.
+    #[error("rank {rank} is claimed twice: by process {first} and by process {second}")]
+    DuplicateRank {
+        /// The rank.
+        rank: Rank,
+        /// Process and host of the one.
+        first: String,
+        /// Process and host of the other.
+        second: String,
+    },
+    /// A number that none claims though a higher one is there.
+    #[error("rank {missing} is missing: there are {count} ranks, the highest is {highest}")]
+    MissingRank {
+        /// The lowest number that is missing.
+        missing: Rank,
+        /// Ranks that are there.
+        count: usize,
+        /// The highest of them.
+        highest: Rank,
+    },
+    /// Two ranks with the token of one process are not in one.
+    #[error(
+        "ranks {a} and {b} show the token of one process but are processes {first} and {second}"
+    )]
+    SplitProcess {
+        /// One rank.
+        a: Rank,
+        /// The other.
+        b: Rank,
+        /// Process and host of the one.
+        first: String,
+        /// Process and host of the other.
+        second: String,
+    },
+    /// The text is no JSON of a graph.
+    #[error("line {line}, column {column}: {problem}")]
+    Json {
+        /// Line, from 1.
+        line: usize,
+        /// Column, from 1; 0 before the first.
+        column: usize,
+        /// What is wrong there.
+        problem: String,
+    },
+    /// The JSON is of another kind or version.
+    #[error(
+        "this is `{format}` version {version}; `{known_format}` version {known_version} is understood"
+    )]
+    Version {
+        /// Format that the text names.
+        format: String,
+        /// Version that the text names.
+        version: u32,
+        /// The one format that is understood.
+        known_format: &'static str,
+        /// The one version that is understood.
+        known_version: u32,
+    },
+    /// A rank names a host that the text does not list.
+    #[error("rank {rank} is on host number {host}, but {hosts} hosts are listed")]
+    UnknownHost {
+        /// The rank.
+        rank: Rank,
+        /// The number it names.
+        host: usize,
+        /// Hosts in the list.
+        hosts: usize,
+    },
+}
+
+impl From<GraphError> for Error {
+    fn from(error: GraphError) -> Self {
+        let kind = match &error {
+            GraphError::DuplicateRank { .. }
+            | GraphError::MissingRank { .. }
+            | GraphError::SplitProcess { .. } => ErrorKind::Mismatch,
+            _ => ErrorKind::InvalidArgument,
+        };
+        let mut outer = Self::new(kind, error.to_string());
+        match &error {
+            GraphError::DuplicateRank { rank, .. } => outer = outer.blame_rank(*rank),
+            GraphError::MissingRank { missing, .. } => outer = outer.blame_rank(*missing),
+            GraphError::SplitProcess { a, b, .. } => outer = outer.blame_rank(*a).blame_rank(*b),
+            _ => {}
+        }
+        outer.with_source(error)
+    }
+}
+
+fn check_numbers(sorted: &[RankFacts]) -> Result<(), GraphError> {
+    let highest = sorted.last().ok_or(GraphError::Empty)?.rank;
+    for pair in sorted.windows(2) {
+        if pair[0].rank == pair[1].rank {
+            return Err(GraphError::DuplicateRank {
+                rank: pair[0].rank,
+                first: place(&pair[0]),
+                second: place(&pair[1]),
+            });
+        }
+    }
+    let numbers = (0..).map(Rank).zip(sorted);
+    match numbers
+        .into_iter()
+        .find(|(number, facts)| *number != facts.rank)
+    {
+        None => Ok(()),
+        Some((missing, _)) => Err(GraphError::MissingRank {
+            missing,
+            count: sorted.len(),
+            highest,
+        }),
+    }
+}
+
+fn check_processes(sorted: &[RankFacts]) -> Result<(), GraphError> {
+    let mut first_of = HashMap::<u64, &RankFacts>::new();
+    for facts in sorted {
+        let first = *first_of.entry(facts.process.token).or_insert(facts);
+        if first.process.pid != facts.process.pid || first.host.id != facts.host.id {
+            return Err(GraphError::SplitProcess {
+                a: first.rank,
+                b: facts.rank,
+                first: place(first),
+                second: place(facts),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Lets ranks with equal facts about their host share one copy.
+fn share_hosts(facts: &mut [RankFacts]) {
+    let mut copies = HashMap::<HostId, Vec<Arc<HostFacts>>>::new();
+    for facts in facts {
+        let known = copies.entry(facts.host.id.clone()).or_default();
+        let equal = |copy: &&Arc<HostFacts>| Arc::ptr_eq(copy, &facts.host) || **copy == facts.host;
+        match known.iter().find(equal) {
+            Some(copy) => facts.host = Arc::clone(copy),
+            None => known.push(Arc::clone(&facts.host)),
+        }
+    }
+}
+
+fn place(facts: &RankFacts) -> String {
+    format!("{} on {}", facts.process.pid, facts.host.name)
+}
+
+fn describe(facts: &RankFacts) -> RefusedRank {
+    let endpoints = facts.endpoints.iter().enumerate().map(|(number, endpoint)| {
+        let place = match endpoint.location {
+            Location::Host => "at the host".to_owned(),
+            Location::Device { physical_id, .. } => format!("at device {physical_id}"),
+        };
+        let reach = match endpoint.reach {
+            Reach::Process => "process",
+            Reach::Host => "host",
+            Reach::Network => "network",
+        };
+        let EndpointFacts {
+            protocol,
+            address,
+            transport,
+            device,
+            ..
+        } = endpoint;
+        format!(
+            "{}.{number} ({protocol} by transport {transport} on {device}, {address}, {place}, reach {reach})",
+            facts.rank
+        )
+    });
+    RefusedRank {
+        rank: facts.rank,
+        host: facts.host.name.clone(),
+        endpoints: endpoints.collect(),
+    }
+}
+
+fn admit(
+    low: &RankFacts,
+    from: &EndpointFacts,
+    high: &RankFacts,
+    to: &EndpointFacts,
+    nearness: Nearness,
+    allowed: &Allowed,
+) -> Result<bool, Refusal> {
+    let not_allowed = [from, to]
+        .into_iter()
+        .find(|e| !allowed.contains(&e.transport));
+    if let Some(endpoint) = not_allowed {
+        return Err(Refusal::NotAllowed {
+            transport: endpoint.transport.clone(),
+            allowed: allowed.to_string(),
+        });
+    }
+    let from = End {
+        endpoint: from,
+        host: &low.host,
+    };
+    let to = End {
+        endpoint: to,
+        host: &high.host,
+    };
+    join(from, to, nearness)
+}
+
+fn any_link(a: &RankFacts, b: &RankFacts, nearness: Nearness) -> bool {
+    a.endpoints.iter().any(|from| {
+        b.endpoints.iter().any(|to| {
+            from.protocol == to.protocol && admit(a, from, b, to, nearness, &Allowed::All).is_ok()
+        })
+    })
+}
+
+/// Endpoints of `rank` whose protocol `other` does not speak, with their numbers.
+fn alone<'a>(
+    rank: &'a RankFacts,
+    other: &'a RankFacts,
+) -> impl Iterator<Item = (u32, Protocol)> + 'a {
+    let protocols = rank.endpoints.iter().map(|endpoint| endpoint.protocol);
+    (0..)
+        .zip(protocols)
+        .filter(|(_, protocol)| other.endpoints.iter().all(|e| e.protocol != *protocol))
+}
+
+/// Two ranks, one of each list, that `fit` accepts. It must be a relation of the form "differ in
+/// something", of which the first two different values of each list are enough to look at.
+fn pair<'a>(
+    a: &[&'a RankFacts],
+    b: &[&'a RankFacts],
+    fit: impl Fn(&RankFacts, &RankFacts) -> bool,
+) -> Option<(&'a RankFacts, &'a RankFacts)> {
+    let two = |list: &[&'a RankFacts]| {
+        let first = *list.first()?;
+        let other = list.iter().copied().find(|facts| fit(first, facts));
+        Some([first, other.unwrap_or(first)])
+    };
+    let (a, b) = (two(a)?, two(b)?);
+    a.into_iter()
+        .flat_map(|a| b.into_iter().map(move |b| (a, b)))
+        .find(|(a, b)| fit(a, b))
+}
+
+/// All of an endpoint that decides whether it can be joined, and of its host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct EndpointKind<'a> {
+    protocol: Protocol,
+    transport: &'a str,
+    reach: Reach,
+    at_host: bool,
+    address: AddressKind,
+    network_namespace: Option<&'a str>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum AddressKind {
+    Ip {
+        v4: bool,
+        loopback: bool,
+        link_local: bool,
+        peer: bool,
+    },
+    Id,
+    Eid,
+}
+
+fn kind_of(facts: &RankFacts) -> Vec<EndpointKind<'_>> {
+    let mut kinds: Vec<_> = facts
+        .endpoints
+        .iter()
+        .map(|endpoint| EndpointKind {
+            protocol: endpoint.protocol,
+            transport: &endpoint.transport,
+            reach: endpoint.reach,
+            at_host: endpoint.location == Location::Host,
+            address: address_kind(&endpoint.address),
+            network_namespace: facts.host.network_namespace.as_deref(),
+        })
+        .collect();
+    kinds.sort_unstable();
+    kinds.dedup();
+    kinds
+}
+
+fn address_kind(address: &Address) -> AddressKind {
+    match address {
+        Address::Id(_) => AddressKind::Id,
+        Address::Eid(_) => AddressKind::Eid,
+        Address::Ip(ip) => {
+            let ip = ip.to_canonical();
+            AddressKind::Ip {
+                v4: ip.is_ipv4(),
+                loopback: ip.is_loopback(),
+                link_local: is_link_local(ip),
+                peer: is_peer_address(ip),
+            }
+        }
+    }
+}
