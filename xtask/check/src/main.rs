@@ -14,6 +14,7 @@ mod header;
 mod layout;
 mod names;
 mod source;
+mod tidy;
 
 const USAGE: &str = "usage: xtask-check tidy | abi [--check]";
 
@@ -22,6 +23,7 @@ fn main() -> ExitCode {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let root = root();
     let outcome = match arguments[..] {
+        ["tidy"] => tidy::run(&root).map(|summary| println!("{summary}")),
         ["abi"] => header::write(&root).map(|path| println!("wrote {}", path.display())),
         ["abi", "--check"] => header::check(&root).map(|()| println!("header and layout agree")),
         _ => {
