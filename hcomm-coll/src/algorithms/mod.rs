@@ -1,0 +1,179 @@
+//! Built-in algorithms: generators of plans.
+//!
+//! | name | operations | how |
+//! |---|---|---|
+//! | `mesh_one_shot` | all_reduce, all_gather, reduce_scatter, broadcast, barrier | every rank writes to every other, one step; for small sizes |
+//! | `mesh_two_shot` | all_reduce, all_gather, reduce_scatter, broadcast | ranks offer slices in scratch memory and read each other's; for large sizes where ranks map each other's memory |
+//! | `ring` | all_reduce, all_gather, reduce_scatter, broadcast | every rank writes to the next one only |
+//! | `pair` | send_recv | two slots at the receiver, with credits |
+//!
+//! Every rank plans for itself with [`Algorithm::plan_rank`]; [`Algorithm::plan`] puts all ranks
+//! together for the verifier. All ranks must use the same [`Params`].
+//!
+//! Plans of every algorithm but `pair` are synchronising, so they may follow each other on two
+//! scratch halves used in turn. On every rank an output element has the same bits, and the mesh
+//! algorithms combine in rank order, whatever the size.
+
+mod layout;
+mod mesh_one_shot;
+mod mesh_two_shot;
+mod pair;
+mod ring;
+mod tasks;
+
+use hcomm_types::Rank;
+
+use crate::plan::{Buffer, Credit, Loc, Operation, Plan, PlanFormat, RankPlan, Shape, ShapeError};
+use tasks::Tasks;
+
+pub use mesh_one_shot::MeshOneShot;
+pub use mesh_two_shot::MeshTwoShot;
+pub use pair::Pair;
+pub use ring::Ring;
+
+/// What an algorithm may use. The same on all ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Params {
+    /// Scratch memory of each rank for one operation, in bytes: one of the two halves.
+    pub scratch_bytes: u64,
+    /// Bytes that should be under way at once on a rank, so that they stay in its cache. A wish,
+    /// kept in multiples of a cache line.
+    pub slice_bytes: u64,
+}
+
+/// A generator of plans.
+pub trait Algorithm: Send + Sync {
+    /// Its name in plans, tables and on the command line.
+    fn name(&self) -> &'static str;
+
+    /// Whether it can plan this.
+    fn supports(&self, shape: &Shape) -> bool;
+
+    /// What one rank does.
+    ///
+    /// # Errors
+    /// If the shape is impossible or not supported, or does not fit in the scratch memory.
+    fn plan_rank(&self, shape: &Shape, params: &Params, rank: Rank) -> Result<RankPlan, PlanError>;
+
+    /// Notifies that begin above zero.
+    fn credits(&self, shape: &Shape) -> Vec<Credit> {
+        let _ = shape;
+        Vec::new()
+    }
+
+    /// What all ranks do.
+    ///
+    /// # Errors
+    /// As [`plan_rank`](Self::plan_rank).
+    fn plan(&self, shape: &Shape, params: &Params) -> Result<Plan, PlanError> {
+        shape.validate()?;
+        let ranks = shape
+            .all_ranks()
+            .map(|rank| self.plan_rank(shape, params, rank));
+        Ok(Plan {
+            format: PlanFormat::V1,
+            algorithm: self.name().to_owned(),
+            shape: *shape,
+            initial_credits: self.credits(shape),
+            ranks: ranks.collect::<Result<_, _>>()?,
+        })
+    }
+}
+
+/// All built-in algorithms.
+#[must_use]
+pub fn algorithms() -> &'static [&'static dyn Algorithm] {
+    &[&MeshOneShot, &MeshTwoShot, &Ring, &Pair]
+}
+
+/// The built-in algorithm of a name.
+#[must_use]
+pub fn by_name(name: &str) -> Option<&'static dyn Algorithm> {
+    algorithms()
+        .iter()
+        .copied()
+        .find(|algorithm| algorithm.name() == name)
+}
+
+/// Why there is no plan.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PlanError {
+    /// The shape makes no sense.
+    #[error(transparent)]
+    Shape(#[from] ShapeError),
+    /// The algorithm does something else.
+    #[error("{algorithm} cannot plan {operation}")]
+    Unsupported {
+        /// Name of the algorithm.
+        algorithm: &'static str,
+        /// Name of the operation.
+        operation: &'static str,
+    },
+    /// The rank is not there.
+    #[error("there is no rank {rank} among {ranks}")]
+    NoSuchRank {
+        /// The rank.
+        rank: Rank,
+        /// Number of ranks.
+        ranks: u32,
+    },
+    /// Too little scratch memory.
+    #[error(
+        "{algorithm} needs at least {need} bytes of scratch memory for this and has {limit}; raise \
+         the communicator's scratch size"
+    )]
+    Scratch {
+        /// Name of the algorithm.
+        algorithm: &'static str,
+        /// Least number of bytes it could work with.
+        need: u64,
+        /// What it was given.
+        limit: u64,
+    },
+}
+
+/// What all plans have in common at the beginning: checks, and the cases without a message.
+fn begin(
+    algorithm: &dyn Algorithm,
+    shape: &Shape,
+    rank: Rank,
+) -> Result<Option<RankPlan>, PlanError> {
+    shape.validate()?;
+    if !algorithm.supports(shape) {
+        return Err(PlanError::Unsupported {
+            algorithm: algorithm.name(),
+            operation: shape.operation.name(),
+        });
+    }
+    if rank.0 >= shape.ranks {
+        return Err(PlanError::NoSuchRank {
+            rank,
+            ranks: shape.ranks,
+        });
+    }
+    if shape.count == 0 && shape.operation != Operation::Barrier {
+        return Ok(Some(RankPlan::default()));
+    }
+    let alone = match shape.operation {
+        Operation::SendRecv { from, to } => from == to && from == rank,
+        _ => shape.ranks == 1,
+    };
+    if !alone {
+        return Ok(None);
+    }
+    let mut tasks = Tasks::new(shape, rank);
+    if shape.operation != Operation::Barrier {
+        tasks.keep_own(Loc::output(0), Loc::input(0), shape.count_bytes());
+    }
+    Ok(Some(tasks.finish(0)))
+}
+
+/// Whether two places of a rank are the same memory.
+fn same_place(shape: &Shape, rank: Rank, a: Loc, b: Loc) -> bool {
+    let place = |loc: Loc| -> (Buffer, u64) {
+        let (home, base) = shape.home(rank, loc.buffer);
+        (home, base + loc.offset)
+    };
+    place(a) == place(b)
+}

@@ -1,0 +1,126 @@
+//! Writing down the tasks of a thread.
+
+use std::ops::Range;
+
+use hcomm_types::Rank;
+
+use super::same_place;
+use crate::plan::{Loc, RankPlan, Shape, Task};
+
+/// The tasks of one rank's only thread, as they are written down. Tasks that would move nothing
+/// are left out.
+pub(super) struct Tasks<'s> {
+    shape: &'s Shape,
+    rank: Rank,
+    tasks: Vec<Task>,
+}
+
+impl<'s> Tasks<'s> {
+    pub(super) fn new(shape: &'s Shape, rank: Rank) -> Self {
+        Self {
+            shape,
+            rank,
+            tasks: Vec::new(),
+        }
+    }
+
+    pub(super) fn finish(self, scratch_bytes: u64) -> RankPlan {
+        let threads = if self.tasks.is_empty() {
+            Vec::new()
+        } else {
+            vec![self.tasks]
+        };
+        RankPlan {
+            threads,
+            scratch_bytes,
+        }
+    }
+
+    /// The other ranks, beginning with the next one, so that not all turn to the same rank first.
+    pub(super) fn peers(&self) -> impl Iterator<Item = Rank> + use<> {
+        let (me, ranks) = (self.rank.0, self.shape.ranks);
+        (me + 1..ranks).chain(0..me).map(Rank)
+    }
+
+    pub(super) fn copy(&mut self, dst: Loc, src: Loc, bytes: u64) {
+        if bytes > 0 {
+            self.tasks.push(Task::Copy { dst, src, bytes });
+        }
+    }
+
+    /// Copies a rank's own contribution to its place in the output, unless it is there already.
+    pub(super) fn keep_own(&mut self, dst: Loc, src: Loc, bytes: u64) {
+        if !same_place(self.shape, self.rank, dst, src) {
+            self.copy(dst, src, bytes);
+        }
+    }
+
+    pub(super) fn reduce(&mut self, dst: Loc, a: Loc, b: Loc, bytes: u64) {
+        if bytes > 0 {
+            let count = bytes / self.shape.element_bytes();
+            self.tasks.push(Task::Reduce { dst, a, b, count });
+        }
+    }
+
+    /// Writes and notifies; of nothing to write, the notify remains.
+    pub(super) fn write(&mut self, peer: Rank, dst: Loc, src: Loc, bytes: u64, notify: u32) {
+        if bytes > 0 {
+            self.tasks.push(Task::Write {
+                peer,
+                dst,
+                src,
+                bytes,
+                notify: Some(notify),
+            });
+        } else {
+            self.record(peer, notify);
+        }
+    }
+
+    pub(super) fn read(&mut self, peer: Rank, dst: Loc, src: Loc, bytes: u64) {
+        if bytes > 0 {
+            self.tasks.push(Task::Read {
+                peer,
+                dst,
+                src,
+                bytes,
+            });
+        }
+    }
+
+    pub(super) fn read_reduce(&mut self, peer: Rank, dst: Loc, a: Loc, src: Loc, bytes: u64) {
+        if bytes > 0 {
+            let count = bytes / self.shape.element_bytes();
+            self.tasks.push(Task::ReadReduce {
+                peer,
+                dst,
+                a,
+                src,
+                count,
+            });
+        }
+    }
+
+    pub(super) fn record(&mut self, peer: Rank, notify: u32) {
+        self.tasks.push(Task::Record { peer, notify });
+    }
+
+    pub(super) fn wait(&mut self, peer: Rank, notify: u32) {
+        self.tasks.push(Task::Wait { peer, notify });
+    }
+
+    /// Tells all peers, then waits for all peers.
+    pub(super) fn meet(&mut self, notify: u32) {
+        for peer in self.peers() {
+            self.record(peer, notify);
+        }
+        for peer in self.peers() {
+            self.wait(peer, notify);
+        }
+    }
+}
+
+/// Length of a range.
+pub(super) fn length(range: &Range<u64>) -> u64 {
+    range.end - range.start
+}

@@ -1,0 +1,485 @@
+//! What can be seen without running the plan: lengths, bounds, peers, notifies.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use hcomm_types::{MAX_NOTIFIES_PER_THREAD, MAX_THREADS_PER_COMMUNICATOR, Rank};
+
+use super::finding::OtherTask;
+use super::layout::{Notify, notify_recorded, notify_waited};
+use super::{ChannelUse, Fault, Finding, Proof, RankUse};
+use crate::plan::{Buffer, Loc, Operation, Plan, Task};
+
+/// Findings kept; what comes later is mostly a consequence.
+pub(super) const MAX_FINDINGS: usize = 64;
+
+/// Checks the structure of a plan.
+pub(super) fn check(plan: &Plan) -> Vec<Finding> {
+    if let Err(error) = plan.shape.validate() {
+        return vec![Finding::whole(Fault::Shape(error))];
+    }
+    if plan.ranks.len() != plan.shape.ranks as usize {
+        let fault = Fault::RankCount {
+            listed: plan.ranks.len(),
+            ranks: plan.shape.ranks,
+        };
+        return vec![Finding::whole(fault)];
+    }
+    let mut findings = Vec::new();
+    for rank in plan.shape.all_ranks() {
+        check_rank(plan, rank, &mut findings);
+    }
+    if findings.is_empty() {
+        check_notifies(plan, &mut findings);
+    }
+    findings.truncate(MAX_FINDINGS);
+    findings
+}
+
+fn check_rank(plan: &Plan, rank: Rank, findings: &mut Vec<Finding>) {
+    let threads = &plan.ranks[rank.index()].threads;
+    if threads.len() > MAX_THREADS_PER_COMMUNICATOR {
+        let (threads, limit) = (threads.len(), MAX_THREADS_PER_COMMUNICATOR);
+        findings.push(Finding::rank(
+            rank,
+            Fault::TooManyThreads { threads, limit },
+        ));
+    }
+    for (thread, tasks) in threads.iter().enumerate() {
+        for (index, task) in tasks.iter().enumerate() {
+            if findings.len() >= MAX_FINDINGS {
+                return;
+            }
+            let check = TaskCheck { plan, rank, thread };
+            if let Err(fault) = check.task(task) {
+                findings.push(Finding::task(rank, thread, index, task, fault));
+            }
+        }
+        let held: HashSet<Notify> = tasks
+            .iter()
+            .filter_map(|task| notify_waited(rank, thread, task))
+            .collect();
+        if held.len() > MAX_NOTIFIES_PER_THREAD {
+            let fault = Fault::TooManyNotifies {
+                notifies: held.len(),
+                limit: MAX_NOTIFIES_PER_THREAD,
+            };
+            findings.push(Finding {
+                thread: Some(thread),
+                ..Finding::rank(rank, fault)
+            });
+        }
+    }
+}
+
+struct TaskCheck<'p> {
+    plan: &'p Plan,
+    rank: Rank,
+    thread: usize,
+}
+
+impl TaskCheck<'_> {
+    fn task(&self, task: &Task) -> Result<(), Fault> {
+        if let Some(peer) = task.peer() {
+            self.peer(peer)?;
+        }
+        if let Some((_, notify)) = task.records() {
+            index(notify)?;
+        }
+        let me = self.rank;
+        match *task {
+            Task::Copy { dst, src, bytes } => {
+                self.range(me, src, bytes)?;
+                self.target(me, dst, bytes)?;
+                if self.overlap(dst, src, bytes) {
+                    return Err(Fault::OverlapsItself);
+                }
+            }
+            Task::Reduce { dst, a, b, count } => {
+                let bytes = self.elements(count)?;
+                for operand in [a, b] {
+                    self.range(me, operand, bytes)?;
+                    self.aligned(operand)?;
+                    self.exact_or_apart(dst, operand, bytes)?;
+                }
+                self.target(me, dst, bytes)?;
+                self.aligned(dst)?;
+            }
+            Task::Write {
+                peer,
+                dst,
+                src,
+                bytes,
+                ..
+            } => {
+                self.range(me, src, bytes)?;
+                self.target(peer, dst, bytes)?;
+            }
+            Task::Read {
+                peer,
+                dst,
+                src,
+                bytes,
+            } => {
+                self.range(peer, src, bytes)?;
+                self.target(me, dst, bytes)?;
+            }
+            Task::WriteReduce {
+                peer,
+                dst,
+                src,
+                count,
+                ..
+            } => {
+                let bytes = self.elements(count)?;
+                self.range(me, src, bytes)?;
+                self.target(peer, dst, bytes)?;
+                self.aligned(src)?;
+                self.aligned(dst)?;
+            }
+            Task::ReadReduce {
+                peer,
+                dst,
+                a,
+                src,
+                count,
+            } => {
+                let bytes = self.elements(count)?;
+                self.range(peer, src, bytes)?;
+                self.range(me, a, bytes)?;
+                self.target(me, dst, bytes)?;
+                self.exact_or_apart(dst, a, bytes)?;
+                self.aligned(dst)?;
+                self.aligned(a)?;
+                self.aligned(src)?;
+            }
+            Task::Record { .. } => {}
+            Task::Wait { notify, .. } | Task::ThreadWait { notify } => index(notify)?,
+            Task::ThreadRecord { thread, notify } => {
+                index(notify)?;
+                let threads = self.plan.ranks[me.index()].threads.len();
+                if thread as usize >= threads || thread as usize == self.thread {
+                    return Err(Fault::NoSuchThread { thread, threads });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn peer(&self, peer: Rank) -> Result<(), Fault> {
+        if peer == self.rank {
+            return Err(Fault::OwnPeer);
+        }
+        let ranks = self.plan.shape.ranks;
+        if peer.0 >= ranks {
+            Err(Fault::NoSuchPeer { peer, ranks })
+        } else {
+            Ok(())
+        }
+    }
+
+    fn elements(&self, count: u64) -> Result<u64, Fault> {
+        // A product beyond 64 bits is beyond any buffer, too.
+        Ok(count.saturating_mul(self.plan.shape.element_bytes()))
+    }
+
+    fn range(&self, owner: Rank, loc: Loc, bytes: u64) -> Result<(), Fault> {
+        if bytes == 0 {
+            return Err(Fault::NothingToDo);
+        }
+        let Loc { buffer, offset } = loc;
+        let size = buffer_bytes(self.plan, owner, buffer);
+        match offset.checked_add(bytes) {
+            Some(end) if end <= size => Ok(()),
+            _ => Err(Fault::OutOfBounds {
+                owner,
+                buffer,
+                offset,
+                bytes,
+                size,
+            }),
+        }
+    }
+
+    /// As `range`, for a place that is written.
+    fn target(&self, owner: Rank, loc: Loc, bytes: u64) -> Result<(), Fault> {
+        self.range(owner, loc, bytes)?;
+        let shape = &self.plan.shape;
+        let (home, base) = shape.home(owner, loc.buffer);
+        if home == Buffer::Input {
+            let (output_home, output_base) = shape.home(owner, Buffer::Output);
+            let start = base.saturating_add(loc.offset);
+            let output_end = output_base.saturating_add(shape.output_bytes(owner));
+            let inside = start >= output_base && start.saturating_add(bytes) <= output_end;
+            if output_home != Buffer::Input || !inside {
+                return Err(Fault::WritesInput { owner });
+            }
+        }
+        Ok(())
+    }
+
+    fn aligned(&self, loc: Loc) -> Result<(), Fault> {
+        let element_bytes = self.plan.shape.element_bytes();
+        if loc.offset.is_multiple_of(element_bytes) {
+            Ok(())
+        } else {
+            Err(Fault::Unaligned {
+                buffer: loc.buffer,
+                offset: loc.offset,
+                element_bytes,
+            })
+        }
+    }
+
+    /// Where a place of this rank really is.
+    fn place(&self, loc: Loc) -> (Buffer, u64) {
+        let (home, base) = self.plan.shape.home(self.rank, loc.buffer);
+        (home, base.saturating_add(loc.offset))
+    }
+
+    fn overlap(&self, a: Loc, b: Loc, bytes: u64) -> bool {
+        let ((home, start), (other_home, other_start)) = (self.place(a), self.place(b));
+        home == other_home && start.abs_diff(other_start) < bytes
+    }
+
+    fn exact_or_apart(&self, dst: Loc, operand: Loc, bytes: u64) -> Result<(), Fault> {
+        if self.place(dst) != self.place(operand) && self.overlap(dst, operand, bytes) {
+            return Err(Fault::OverlapsItself);
+        }
+        Ok(())
+    }
+}
+
+fn index(notify: u32) -> Result<(), Fault> {
+    if (notify as usize) < MAX_NOTIFIES_PER_THREAD {
+        Ok(())
+    } else {
+        Err(Fault::NotifyIndex {
+            notify,
+            limit: MAX_NOTIFIES_PER_THREAD,
+        })
+    }
+}
+
+/// Bytes of a rank's buffer.
+pub(super) fn buffer_bytes(plan: &Plan, rank: Rank, buffer: Buffer) -> u64 {
+    match buffer {
+        Buffer::Input => plan.shape.input_bytes(rank),
+        Buffer::Output => plan.shape.output_bytes(rank),
+        Buffer::Scratch => plan.ranks[rank.index()].scratch_bytes,
+    }
+}
+
+type Place = (Rank, usize, usize);
+
+#[derive(Default)]
+struct NotifyUse {
+    records: u64,
+    waits: u64,
+    first_record: Option<Place>,
+    first_wait: Option<Place>,
+    last_record: Option<Place>,
+    last_wait: Option<Place>,
+}
+
+/// Each notify has one recording and one waiting thread, and as many records as waits.
+fn check_notifies(plan: &Plan, findings: &mut Vec<Finding>) {
+    let mut notifies: HashMap<Notify, NotifyUse> = HashMap::new();
+    let other = |(rank, thread, index): Place| {
+        let words = plan
+            .task(rank, thread, index)
+            .map_or_else(String::new, ToString::to_string);
+        OtherTask {
+            rank,
+            thread,
+            task: index,
+            words,
+        }
+    };
+    for (rank, thread, index, task) in tasks(plan) {
+        let place = (rank, thread, index);
+        if let Some(notify) = notify_recorded(rank, task) {
+            let used = notifies.entry(notify).or_default();
+            used.records += 1;
+            let first = *used.first_record.get_or_insert(place);
+            used.last_record = Some(place);
+            if (first.0, first.1) != (rank, thread) {
+                let fault = Fault::TwoRecorders {
+                    other: other(first),
+                };
+                findings.push(Finding::task(rank, thread, index, task, fault));
+            }
+        }
+        if let Some(notify) = notify_waited(rank, thread, task) {
+            let used = notifies.entry(notify).or_default();
+            used.waits += 1;
+            let first = *used.first_wait.get_or_insert(place);
+            used.last_wait = Some(place);
+            if (first.0, first.1) != (rank, thread) {
+                let fault = Fault::TwoWaiters {
+                    other: other(first),
+                };
+                findings.push(Finding::task(rank, thread, index, task, fault));
+            }
+        }
+    }
+    let mut unbalanced: Vec<(Place, Fault)> = Vec::new();
+    for NotifyUse {
+        records,
+        waits,
+        last_record,
+        last_wait,
+        ..
+    } in notifies.into_values()
+    {
+        match (last_record, last_wait) {
+            (_, Some(place)) if waits > records => {
+                unbalanced.push((place, Fault::TooFewRecords { records, waits }));
+            }
+            (Some(place), _) if records > waits => {
+                unbalanced.push((place, Fault::TooFewWaits { records, waits }));
+            }
+            _ => {}
+        }
+    }
+    unbalanced.sort_by_key(|(place, _)| *place);
+    findings.extend(
+        unbalanced
+            .into_iter()
+            .filter_map(|((rank, thread, index), fault)| {
+                let task = plan.task(rank, thread, index)?;
+                Some(Finding::task(rank, thread, index, task, fault))
+            }),
+    );
+    let mut credited = HashSet::new();
+    for credit in &plan.initial_credits {
+        let ranks = plan.shape.ranks;
+        let problem = if credit.recorder.0 >= ranks || credit.waiter.0 >= ranks {
+            "names a rank that is not there"
+        } else if credit.recorder == credit.waiter {
+            "is from a rank to itself"
+        } else if credit.notify as usize >= MAX_NOTIFIES_PER_THREAD {
+            "names a notify that is not there"
+        } else if credit.count == 0 {
+            "is zero"
+        } else if !credited.insert((credit.recorder, credit.waiter, credit.notify)) {
+            "is there twice"
+        } else {
+            continue;
+        };
+        findings.push(Finding::whole(Fault::Credit {
+            recorder: credit.recorder,
+            waiter: credit.waiter,
+            notify: credit.notify,
+            problem,
+        }));
+    }
+}
+
+/// All tasks, rank by rank, thread by thread.
+fn tasks(plan: &Plan) -> impl Iterator<Item = (Rank, usize, usize, &Task)> {
+    plan.ranks.iter().enumerate().flat_map(|(rank, rank_plan)| {
+        rank_plan
+            .threads
+            .iter()
+            .enumerate()
+            .flat_map(move |(thread, tasks)| {
+                tasks
+                    .iter()
+                    .enumerate()
+                    .map(move |(index, task)| (Rank::from_index(rank), thread, index, task))
+            })
+    })
+}
+
+/// What a plan uses, with the properties that need a run left at their weakest.
+pub(super) fn usage(plan: &Plan) -> Proof {
+    let element_bytes = plan.shape.element_bytes();
+    let mut channels: BTreeMap<(Rank, Rank), ChannelUse> = BTreeMap::new();
+    let mut ranks: Vec<RankUse> = plan
+        .ranks
+        .iter()
+        .map(|rank| RankUse {
+            threads: rank
+                .threads
+                .iter()
+                .filter(|tasks| !tasks.is_empty())
+                .count(),
+            tasks: rank.task_count(),
+            scratch_bytes: rank.scratch_bytes,
+            local_bytes: 0,
+        })
+        .collect();
+    let mut remote_user = false;
+    for (rank, _, _, task) in tasks(plan) {
+        let mut local = |bytes: u64| ranks[rank.index()].local_bytes += bytes;
+        let mut channel = |peer: Rank, change: &mut dyn FnMut(&mut ChannelUse)| {
+            change(channels.entry((rank, peer)).or_insert(ChannelUse {
+                from: rank,
+                to: peer,
+                bytes_written: 0,
+                bytes_read: 0,
+                notifies: 0,
+                records: 0,
+            }));
+        };
+        match *task {
+            Task::Copy { bytes, .. } => local(2 * bytes),
+            Task::Reduce { count, .. } => local(3 * count * element_bytes),
+            Task::Write {
+                peer, dst, bytes, ..
+            } => {
+                local(bytes);
+                remote_user |= dst.buffer != Buffer::Scratch;
+                channel(peer, &mut |channel| channel.bytes_written += bytes);
+            }
+            Task::Read {
+                peer, src, bytes, ..
+            } => {
+                local(bytes);
+                remote_user |= src.buffer != Buffer::Scratch;
+                channel(peer, &mut |channel| channel.bytes_read += bytes);
+            }
+            Task::WriteReduce {
+                peer, dst, count, ..
+            } => {
+                let bytes = count * element_bytes;
+                local(bytes);
+                remote_user |= dst.buffer != Buffer::Scratch;
+                channel(peer, &mut |channel| channel.bytes_written += bytes);
+            }
+            Task::ReadReduce {
+                peer, src, count, ..
+            } => {
+                let bytes = count * element_bytes;
+                local(2 * bytes);
+                remote_user |= src.buffer != Buffer::Scratch;
+                channel(peer, &mut |channel| channel.bytes_read += bytes);
+            }
+            Task::Record { .. }
+            | Task::Wait { .. }
+            | Task::ThreadRecord { .. }
+            | Task::ThreadWait { .. } => {}
+        }
+        if let Some((peer, notify)) = task.records() {
+            channel(peer, &mut |channel| {
+                channel.records += 1;
+                channel.notifies = channel.notifies.max(notify + 1);
+            });
+        }
+    }
+    let channels: Vec<ChannelUse> = channels.into_values().collect();
+    Proof {
+        synchronising: false,
+        quiescent: false,
+        same_bits: !matches!(plan.shape.operation, Operation::AllReduce),
+        notify_capacity: 0,
+        notifies: channels
+            .iter()
+            .map(|channel| channel.notifies)
+            .max()
+            .unwrap_or(0),
+        touches_remote_user_buffers: remote_user,
+        channels,
+        ranks,
+    }
+}

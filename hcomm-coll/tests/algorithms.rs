@@ -1,0 +1,332 @@
+//! Every algorithm, operation and rank count, on sizes around every switch: proven right.
+
+use std::collections::BTreeSet;
+
+use hcomm_coll::algorithms::{Algorithm, Params, PlanError, algorithms, by_name};
+use hcomm_coll::plan::{Operation, Plan, Shape};
+use hcomm_coll::verify::{Proof, verify, verify_sequence};
+use hcomm_types::{DataType, Rank, ReduceOp};
+
+const PARAMS: Params = Params {
+    scratch_bytes: 4096,
+    slice_bytes: 1024,
+};
+
+fn operations(ranks: u32) -> Vec<Operation> {
+    let mut all = vec![
+        Operation::AllReduce,
+        Operation::AllGather,
+        Operation::ReduceScatter,
+        Operation::Barrier,
+        Operation::Broadcast { root: Rank(0) },
+        Operation::SendRecv {
+            from: Rank(0),
+            to: Rank(ranks - 1),
+        },
+    ];
+    if ranks > 2 {
+        all.push(Operation::Broadcast {
+            root: Rank(ranks / 2),
+        });
+        all.push(Operation::SendRecv {
+            from: Rank(2),
+            to: Rank(1),
+        });
+    }
+    all
+}
+
+fn shape(operation: Operation, ranks: u32, count: u64, dtype: DataType, in_place: bool) -> Shape {
+    Shape {
+        operation,
+        ranks,
+        count,
+        dtype,
+        redop: ReduceOp::Sum,
+        in_place,
+    }
+}
+
+fn plan(algorithm: &dyn Algorithm, shape: &Shape, params: &Params) -> Plan {
+    algorithm
+        .plan(shape, params)
+        .unwrap_or_else(|error| panic!("{shape}: {error}"))
+}
+
+fn prove(plan: &Plan) -> Proof {
+    verify(plan)
+        .unwrap_or_else(|finding| panic!("{} for {}: {finding}", plan.algorithm, plan.shape))
+}
+
+/// Counts whose bytes lie on both sides of where slices, slots and parts change.
+fn counts(ranks: u64, size: u64) -> BTreeSet<u64> {
+    let mut counts: BTreeSet<u64> = [0, 1, 2, 3, 7, 31, 127, 509, 1021].into();
+    let n = ranks.max(2);
+    let switches = [
+        64, // a line
+        64 * n,
+        PARAMS.slice_bytes,
+        PARAMS.slice_bytes / n / 64 * 64 * n,
+        PARAMS.scratch_bytes / 2,
+        PARAMS.scratch_bytes / (n - 1),
+        PARAMS.scratch_bytes,
+        PARAMS.slice_bytes * n,
+    ];
+    for bytes in switches {
+        let count = bytes / size;
+        counts.extend([count.saturating_sub(1), count, count + 1]);
+    }
+    counts
+}
+
+fn prove_all(ranks: u32, dtypes: &[DataType], params: &Params, keep: impl Fn(u64) -> bool) {
+    let mut proven = 0;
+    for algorithm in algorithms() {
+        for operation in operations(ranks) {
+            for &dtype in dtypes {
+                for count in counts(u64::from(ranks), dtype.size() as u64) {
+                    if !keep(count * dtype.size() as u64) {
+                        continue;
+                    }
+                    for in_place in [false, true] {
+                        let shape = shape(operation, ranks, count, dtype, in_place);
+                        if !algorithm.supports(&shape) {
+                            continue;
+                        }
+                        let plan = plan(*algorithm, &shape, params);
+                        check(&plan, params);
+                        proven += 1;
+                    }
+                }
+            }
+        }
+    }
+    assert!(proven > 50, "only {proven} plans");
+}
+
+fn check(plan: &Plan, params: &Params) {
+    let proof = prove(plan);
+    let shape = &plan.shape;
+    let one_way = matches!(shape.operation, Operation::SendRecv { .. });
+    let quiet = shape.ranks == 1 || one_way || plan.is_empty();
+    assert!(
+        proof.synchronising || quiet,
+        "{} for {shape} does not synchronise",
+        plan.algorithm
+    );
+    assert!(
+        proof.same_bits,
+        "{} for {shape}: bits differ between ranks",
+        plan.algorithm
+    );
+    assert!(!proof.touches_remote_user_buffers);
+    for rank in &plan.ranks {
+        assert!(
+            rank.scratch_bytes <= params.scratch_bytes,
+            "{} for {shape}",
+            plan.algorithm
+        );
+    }
+}
+
+const SIZES: [DataType; 4] = [DataType::I8, DataType::Bf16, DataType::F32, DataType::F64];
+
+#[test]
+fn few_ranks_every_switch() {
+    for ranks in 1..=4 {
+        prove_all(ranks, &SIZES, &PARAMS, |_| true);
+    }
+}
+
+#[test]
+fn five_to_nine_ranks() {
+    for ranks in 5..=9 {
+        let dtypes = [SIZES[ranks as usize % 4], DataType::F32];
+        prove_all(ranks, &dtypes, &PARAMS, |bytes| bytes <= 4096);
+    }
+}
+
+#[test]
+fn many_ranks() {
+    let params = Params {
+        scratch_bytes: 16 << 10,
+        slice_bytes: 8 << 10,
+    };
+    for (ranks, dtype) in [(16, DataType::F32), (33, DataType::Bf16)] {
+        prove_all(ranks, &[dtype], &params, |bytes| {
+            [2, 14, 62, 1024, 1018].contains(&bytes) || bytes == 508
+        });
+    }
+}
+
+#[test]
+fn sixty_four_ranks_of_everything_once() {
+    let params = Params {
+        scratch_bytes: 64 << 10,
+        slice_bytes: 16 << 10,
+    };
+    for algorithm in algorithms() {
+        for operation in operations(64) {
+            let shape = shape(operation, 64, 1021, DataType::I32, false);
+            if algorithm.supports(&shape) {
+                check(&plan(*algorithm, &shape, &params), &params);
+            }
+        }
+    }
+}
+
+#[test]
+fn one_shot_keeps_the_order_of_ranks_and_needs_no_more_scratch_than_said() {
+    let shape = shape(Operation::AllReduce, 4, 100, DataType::F32, true);
+    let plan = plan(by_name("mesh_one_shot").unwrap(), &shape, &PARAMS);
+    let proof = prove(&plan);
+    assert!(proof.synchronising && proof.quiescent);
+    assert_eq!(proof.channels.len(), 12);
+    assert!(
+        proof
+            .channels
+            .iter()
+            .all(|channel| channel.bytes_written == 400)
+    );
+    assert_eq!(proof.ranks[0].scratch_bytes, 3 * 448);
+    assert_eq!((proof.notifies, proof.notify_capacity), (1, 1));
+}
+
+#[test]
+fn two_shot_moves_each_byte_over_a_channel_twice_at_most() {
+    let shape = shape(Operation::AllReduce, 2, 65_536, DataType::F32, true);
+    let plan = plan(by_name("mesh_two_shot").unwrap(), &shape, &PARAMS);
+    let proof = prove(&plan);
+    let bytes = shape.count_bytes();
+    // Half the input is combined here, and half the result is read from there.
+    assert!(
+        proof
+            .channels
+            .iter()
+            .all(|channel| channel.bytes_read <= bytes + 64)
+    );
+    assert!(proof.notify_capacity <= 2);
+}
+
+#[test]
+fn too_little_scratch_is_an_error_with_the_numbers() {
+    let params = Params {
+        scratch_bytes: 64,
+        slice_bytes: 64,
+    };
+    let shape = shape(Operation::AllReduce, 4, 1000, DataType::F32, false);
+    for name in ["mesh_one_shot", "mesh_two_shot", "ring"] {
+        let error = by_name(name).unwrap().plan(&shape, &params).unwrap_err();
+        let PlanError::Scratch {
+            need, limit: 64, ..
+        } = error
+        else {
+            panic!("{error}")
+        };
+        let enough = Params {
+            scratch_bytes: need,
+            slice_bytes: 64,
+        };
+        prove(&plan(by_name(name).unwrap(), &shape, &enough));
+        let less = Params {
+            scratch_bytes: need - 1,
+            slice_bytes: 64,
+        };
+        assert!(
+            by_name(name).unwrap().plan(&shape, &less).is_err(),
+            "{name} did with less"
+        );
+    }
+}
+
+/// Operations in a row on two halves, in an order chosen from a seed, with nothing between them.
+#[test]
+fn operations_may_follow_each_other_on_two_halves() {
+    for ranks in [2, 3, 5] {
+        let mut plans = Vec::new();
+        for algorithm in algorithms() {
+            for operation in operations(ranks) {
+                for count in [3, 700] {
+                    let shape = shape(operation, ranks, count, DataType::I32, count == 3);
+                    if algorithm.supports(&shape) {
+                        plans.push(plan(*algorithm, &shape, &PARAMS));
+                    }
+                }
+            }
+        }
+        let mut random = 0x2545_f491_4f6c_dd1d_u64 + u64::from(ranks);
+        let mut next = || {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            usize::try_from(random >> 33).unwrap()
+        };
+        for _ in 0..40 {
+            let row: Vec<&Plan> = (0..6).map(|_| &plans[next() % plans.len()]).collect();
+            if let Err(finding) = verify_sequence(&row) {
+                let names: Vec<String> = row
+                    .iter()
+                    .map(|plan| format!("{} {}", plan.algorithm, plan.shape))
+                    .collect();
+                panic!("{names:#?}: {finding}");
+            }
+        }
+        for plan in &plans {
+            verify_sequence(&[plan; 5])
+                .unwrap_or_else(|finding| panic!("{}: {finding}", plan.shape));
+        }
+    }
+}
+
+/// The rule is needed: a plan that lets ranks leave early may not be followed on the same half.
+#[test]
+fn a_plan_that_does_not_synchronise_may_not_follow_itself() {
+    use hcomm_coll::plan::{Loc, RankPlan, Task};
+    let shape = shape(
+        Operation::Broadcast { root: Rank(0) },
+        2,
+        4,
+        DataType::I32,
+        true,
+    );
+    let write = Task::Write {
+        peer: Rank(1),
+        dst: Loc::scratch(0),
+        src: Loc::input(0),
+        bytes: 16,
+        notify: Some(0),
+    };
+    let wait = Task::Wait {
+        peer: Rank(0),
+        notify: 0,
+    };
+    let copy = Task::Copy {
+        dst: Loc::output(0),
+        src: Loc::scratch(0),
+        bytes: 16,
+    };
+    let plan = Plan {
+        format: hcomm_coll::plan::PlanFormat::V1,
+        algorithm: "push".to_owned(),
+        shape,
+        initial_credits: Vec::new(),
+        ranks: vec![
+            RankPlan {
+                threads: vec![vec![write]],
+                scratch_bytes: 0,
+            },
+            RankPlan {
+                threads: vec![vec![wait, copy]],
+                scratch_bytes: 16,
+            },
+        ],
+    };
+    let proof = prove(&plan);
+    assert!(!proof.synchronising && proof.quiescent);
+    verify_sequence(&[&plan, &plan]).expect("two halves, two operations");
+    let finding = verify_sequence(&[&plan, &plan, &plan]).unwrap_err();
+    assert!(
+        finding.to_string().contains("no notify orders"),
+        "{finding}"
+    );
+}
