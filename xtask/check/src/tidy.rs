@@ -46,19 +46,22 @@ pub(crate) fn run(root: &Path) -> Result<String, String> {
     walk(root, Path::new(""), &mut paths).map_err(|error| format!("reading the tree: {error}"))?;
     for path in &paths {
         let name = path.to_string_lossy().replace('\\', "/");
-        let text =
-            fs::read_to_string(root.join(path)).map_err(|error| format!("{name}: {error}"))?;
-        findings.extend(files::check(&name, &text));
+        match fs::read_to_string(root.join(path)) {
+            Ok(text) => findings.extend(files::check(&name, &text)),
+            Err(error) => findings.push(Finding::new(name, 0, error.to_string())),
+        }
     }
     for package in &packages {
         let manifest = &package.manifest;
-        let text = fs::read_to_string(root.join(manifest))
-            .map_err(|error| format!("{manifest}: {error}"))?;
-        findings.extend(manifests::check(manifest, &text));
+        match fs::read_to_string(root.join(manifest)) {
+            Ok(text) => findings.extend(manifests::check(manifest, &text)),
+            Err(error) => findings.push(Finding::new(manifest, 0, error.to_string())),
+        }
         for target in &package.roots {
-            let text = fs::read_to_string(root.join(target))
-                .map_err(|error| format!("{target}: {error}"))?;
-            findings.extend(files::check_root(&package.name, target, &text));
+            match fs::read_to_string(root.join(target)) {
+                Ok(text) => findings.extend(files::check_root(&package.name, target, &text)),
+                Err(error) => findings.push(Finding::new(target, 0, error.to_string())),
+            }
         }
     }
     if findings.is_empty() {
