@@ -1,1 +1,51 @@
-//! Shared memory between processes of one host.
+//! Shared memory between processes of one host, and between ranks of one process.
+//!
+//! The one device, `shm0`, moves bytes in three ways; which one is decided when a region is
+//! imported:
+//!
+//! | the peer's memory | the peer is | bytes move by |
+//! |---|---|---|
+//! | any | in this process | a copy through the plain pointer |
+//! | allocated by us | in another process | a copy through a mapping of the same memfd |
+//! | brought by the user | in another process | pieces through a staging ring, applied by the owner's `progress` |
+//!
+//! Notifies are words in memory that the waiter owns and the recorder has mapped. Whatever changes
+//! such memory rings the peer's bell, which costs two loads while nobody sleeps.
+//!
+//! Between processes, a Unix socket sets a channel up, carries file descriptors, and tells by its
+//! closing that the peer is gone; it carries no data. Nothing has a name: memory is memfd, the
+//! listener has an abstract address chosen by the kernel. Who connects must run as the same user
+//! (or root) and know the token of the device, which travels in the channel's blob.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `export` | the [`Shm`] type: the calls of the ABI, and the promises that its callers make |
+//! | `device` | an open device, what is open in it, the devices of this process, the door for peers |
+//! | `region` | memory of this side, and imports of the peer's |
+//! | `channel` | one end: how it connects, what it hears from the peer, how it ends |
+//! | `segment` | the memory of one end: notify lines and ring, byte by byte |
+//! | `ops` | `post`, `poll`, `flush`, `progress`, `check` |
+//! | `staging` | the ring in which memory that cannot be mapped is reached |
+//! | `socket` | Unix sockets: listener, frames, descriptors beside them |
+//! | `wire` | blobs and socket frames, byte by byte |
+//! | `limits` | system limits in words, and memory that is reserved before it is used |
+//! | `sys` | mapped memory, copies, bells: the unsafe part |
+
+#![deny(unsafe_code)]
+
+mod channel;
+mod device;
+mod export;
+mod limits;
+mod ops;
+mod region;
+mod segment;
+mod socket;
+mod staging;
+mod sys;
+mod wire;
+
+pub use channel::Channel;
+pub use device::Device;
+pub use export::{Shm, transport_v1};
+pub use region::{Import, Region};

@@ -1,0 +1,450 @@
+//! The ring in which memory that cannot be mapped is reached.
+//!
+//! The ring lies in the segment of the side that owns the memory. Its peer cuts a transfer into
+//! pieces and puts each into a slot; the owner applies them in order from its `progress`: it copies
+//! a write out of the slot or a read's data into it, and writes what became of the entry. The peer
+//! then collects the slot (with the data of a read) and may use it again. The owner never waits
+//! for the peer, so two sides that read from each other cannot block each other.
+//!
+//! Once an entry failed, the owner refuses all behind it, because a notify among them would
+//! announce data that never came. The peer begins anew with [`FLAG_FRESH`] after it has collected
+//! everything, the failure included.
+
+use core::sync::atomic::Ordering;
+use std::collections::VecDeque;
+
+use hcomm_transport_abi::{
+    CompletionV1, FLAG_NOTIFY, Host, OP_NOTIFY, OP_READ, OP_READ_REDUCE, OP_WRITE, OP_WRITE_REDUCE,
+    STATUS_INVALID_ARGUMENT, STATUS_LINK_DOWN, STATUS_OK, STATUS_OUT_OF_BOUNDS, STATUS_STALE_KEY,
+};
+
+use crate::device::DeviceCore;
+use crate::segment::{Entry, PIECE_BYTES, SLOTS, Segment};
+use crate::sys::Span;
+use crate::wire::Token;
+
+/// Flag of an entry: the sender knows of every failure so far.
+const FLAG_FRESH: u32 = 1 << 31;
+
+/// A descriptor on its way through the ring.
+#[derive(Debug)]
+pub(crate) struct Transfer {
+    pub(crate) op: u32,
+    pub(crate) local: Span<'static>,
+    pub(crate) region: u64,
+    pub(crate) key: Token,
+    pub(crate) offset: u64,
+    pub(crate) notify: Option<(u32, [u64; 2])>,
+    pub(crate) dtype: u32,
+    pub(crate) redop: u32,
+    pub(crate) cookie: u64,
+    progress: Steps,
+}
+
+/// How far a transfer is.
+#[derive(Clone, Copy, Debug, Default)]
+struct Steps {
+    begun: bool,
+    issued_bytes: u64,
+    outstanding: u32,
+    status: i32,
+}
+
+/// The requesting half: this side's transfers into the peer's ring.
+#[derive(Debug)]
+pub(crate) struct Outbound {
+    /// Entries put in; the peer's view of it is a copy.
+    tail: u64,
+    /// Entries whose outcome was taken.
+    collected: u64,
+    pieces: [Piece; SLOTS as usize],
+    /// Accepted and not finished; the first has number `first`.
+    waiting: VecDeque<Transfer>,
+    first: u64,
+    /// Number of the transfer that is put in next.
+    issuing: u64,
+    done: VecDeque<CompletionV1>,
+    /// Failures among `done`.
+    unreported: usize,
+    /// The first of them.
+    failure: i32,
+    depth: usize,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Piece {
+    transfer: u64,
+    at: u64,
+    bytes: u64,
+}
+
+/// What a call to [`Outbound::pump`] did.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Pumped {
+    pub(crate) collected: bool,
+    /// Bytes put into the ring or collected from it; the peer's bell must ring if entries were put.
+    pub(crate) staged_bytes: u64,
+    pub(crate) issued: bool,
+}
+
+impl Outbound {
+    pub(crate) fn new(depth: usize) -> Self {
+        Self {
+            tail: 0,
+            collected: 0,
+            pieces: [Piece::default(); SLOTS as usize],
+            waiting: VecDeque::with_capacity(depth),
+            first: 0,
+            issuing: 0,
+            done: VecDeque::with_capacity(depth),
+            unreported: 0,
+            failure: STATUS_OK,
+            depth,
+        }
+    }
+
+    /// Takes a transfer if there is room.
+    pub(crate) fn accept(&mut self, transfer: Transfer) -> bool {
+        if self.waiting.len() >= self.depth {
+            return false;
+        }
+        self.waiting.push_back(transfer);
+        true
+    }
+
+    /// Accepted transfers that are not finished.
+    pub(crate) fn unfinished(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Completions to be polled.
+    pub(crate) fn completed(&self) -> usize {
+        self.done.len()
+    }
+
+    /// Status of the first failure that was not polled yet.
+    pub(crate) fn unreported_failure(&self) -> Option<i32> {
+        (self.unreported > 0).then_some(self.failure)
+    }
+
+    /// Takes what the owner has done and puts in what fits.
+    pub(crate) fn pump(&mut self, peer: &Segment, host: Host) -> Result<Pumped, i32> {
+        let mut pumped = Pumped::default();
+        self.collect(peer, host, &mut pumped)?;
+        self.issue(peer, &mut pumped)?;
+        Ok(pumped)
+    }
+
+    /// Ends everything with `status`: the channel failed.
+    pub(crate) fn fail_all(&mut self, status: i32) {
+        for transfer in &mut self.waiting {
+            if transfer.progress.status == STATUS_OK {
+                transfer.progress.status = status;
+            }
+            transfer.progress.outstanding = 0;
+        }
+        self.retire();
+    }
+
+    pub(crate) fn next_completion(&mut self) -> Option<CompletionV1> {
+        let completion = self.done.pop_front()?;
+        if completion.status != STATUS_OK {
+            self.unreported = self.unreported.saturating_sub(1);
+        }
+        Some(completion)
+    }
+
+    fn collect(&mut self, peer: &Segment, host: Host, pumped: &mut Pumped) -> Result<(), i32> {
+        let head = peer.head().load(Ordering::Acquire);
+        if head.wrapping_sub(self.collected) > self.tail - self.collected {
+            return Err(STATUS_LINK_DOWN);
+        }
+        while self.collected != head {
+            let outcome = peer.outcome(self.collected).load(Ordering::Relaxed) as u32;
+            let mut status = sanitized(outcome.cast_signed());
+            let piece = self.pieces[(self.collected % SLOTS) as usize];
+            let index = (piece.transfer - self.first) as usize;
+            if let Some(transfer) = self.waiting.get_mut(index) {
+                if status == STATUS_OK
+                    && transfer.reads()
+                    && let Some((data, local)) = peer
+                        .data(self.collected, piece.bytes)
+                        .zip(transfer.local.part(piece.at, piece.bytes))
+                {
+                    status = fetch(transfer, local, data, host);
+                    pumped.staged_bytes += piece.bytes;
+                }
+                transfer.progress.outstanding -= 1;
+            }
+            if status != STATUS_OK {
+                for behind in self.waiting.iter_mut().skip(index) {
+                    if behind.progress.status == STATUS_OK {
+                        behind.progress.status = status;
+                    }
+                }
+            }
+            self.collected += 1;
+            pumped.collected = true;
+        }
+        self.retire();
+        Ok(())
+    }
+
+    fn issue(&mut self, peer: &Segment, pumped: &mut Pumped) -> Result<(), i32> {
+        while self.tail - self.collected < SLOTS {
+            let index = (self.issuing - self.first) as usize;
+            let Some(transfer) = self.waiting.get_mut(index) else {
+                break;
+            };
+            if transfer.is_issued() {
+                self.issuing += 1;
+                continue;
+            }
+            let at = transfer.progress.issued_bytes;
+            let bytes = PIECE_BYTES.min(transfer.bytes() - at);
+            let mut entry = transfer.entry(at, bytes);
+            if self.tail == self.collected {
+                entry.flags |= FLAG_FRESH;
+            }
+            if !transfer.reads() {
+                let (data, local) = peer
+                    .data(self.tail, bytes)
+                    .zip(transfer.local.part(at, bytes))
+                    .ok_or(STATUS_LINK_DOWN)?;
+                data.copy_from(local);
+                pumped.staged_bytes += bytes;
+            }
+            peer.put_entry(self.tail, &entry);
+            self.pieces[(self.tail % SLOTS) as usize] = Piece {
+                transfer: self.issuing,
+                at,
+                bytes,
+            };
+            let steps = &mut transfer.progress;
+            steps.begun = true;
+            steps.issued_bytes += bytes;
+            steps.outstanding += 1;
+            self.tail += 1;
+            peer.tail().store(self.tail, Ordering::Release);
+            pumped.issued = true;
+        }
+        // Transfers that ended without being put in are behind us as well.
+        Ok(())
+    }
+
+    /// Turns finished transfers at the front into completions.
+    fn retire(&mut self) {
+        while let Some(transfer) = self.waiting.front()
+            && transfer.progress.outstanding == 0
+            && transfer.is_issued()
+        {
+            let status = transfer.progress.status;
+            if status != STATUS_OK {
+                if self.unreported == 0 {
+                    self.failure = status;
+                }
+                self.unreported += 1;
+            }
+            self.done.push_back(CompletionV1 {
+                cookie: transfer.cookie,
+                status,
+                reserved: 0,
+            });
+            self.waiting.pop_front();
+            self.first += 1;
+            self.issuing = self.issuing.max(self.first);
+        }
+    }
+}
+
+impl Transfer {
+    /// A transfer that has not begun.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the fields of a descriptor, once"
+    )]
+    pub(crate) fn new(
+        op: u32,
+        local: Span<'static>,
+        region: u64,
+        key: Token,
+        offset: u64,
+        notify: Option<(u32, [u64; 2])>,
+        reduction: (u32, u32),
+        cookie: u64,
+    ) -> Self {
+        Self {
+            op,
+            local,
+            region,
+            key,
+            offset,
+            notify,
+            dtype: reduction.0,
+            redop: reduction.1,
+            cookie,
+            progress: Steps::default(),
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        self.local.bytes() as u64
+    }
+
+    const fn reads(&self) -> bool {
+        matches!(self.op, OP_READ | OP_READ_REDUCE)
+    }
+
+    /// Nothing of it will be put into the ring any more.
+    fn is_issued(&self) -> bool {
+        let steps = &self.progress;
+        steps.status != STATUS_OK || (steps.begun && steps.issued_bytes == self.bytes())
+    }
+
+    /// The entry for `bytes` bytes at `at`; the notify goes with the last one.
+    fn entry(&self, at: u64, bytes: u64) -> Entry {
+        let last = at + bytes == self.bytes();
+        let notify = self.notify.filter(|_| last);
+        Entry {
+            op: self.op,
+            flags: if notify.is_some() { FLAG_NOTIFY } else { 0 },
+            region: self.region,
+            key: self.key,
+            offset: self.offset + at,
+            bytes,
+            notify: notify.map_or(0, |(index, _)| index),
+            dtype: self.dtype,
+            redop: self.redop,
+            fingerprint: notify.map_or([0; 2], |(_, fingerprint)| fingerprint),
+        }
+    }
+}
+
+/// Takes the data of a read.
+fn fetch(transfer: &Transfer, local: Span<'_>, data: Span<'_>, host: Host) -> i32 {
+    if transfer.op == OP_READ {
+        local.copy_from(data);
+        return STATUS_OK;
+    }
+    let Some(element) = element_bytes(transfer.dtype) else {
+        return STATUS_INVALID_ARGUMENT;
+    };
+    local
+        .reduce_from(data, host, element, transfer.dtype, transfer.redop)
+        .err()
+        .unwrap_or(STATUS_OK)
+}
+
+/// The owning half: what peers ask for in this side's ring.
+#[derive(Debug, Default)]
+pub(crate) struct Inbound {
+    /// Entries taken; the copy in the segment is only for the peer.
+    head: u64,
+    /// Why everything is refused until the peer begins anew.
+    refusing: i32,
+}
+
+/// What a call to [`Inbound::serve`] did.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Served {
+    pub(crate) entries: u64,
+    pub(crate) notifies: u64,
+}
+
+impl Inbound {
+    /// Applies what stands in the ring, at most once around.
+    pub(crate) fn serve(
+        &mut self,
+        own: &Segment,
+        device: &DeviceCore,
+        host: Host,
+    ) -> Result<Served, i32> {
+        let mut served = Served::default();
+        let tail = own.tail().load(Ordering::Acquire);
+        let entries = tail.wrapping_sub(self.head);
+        if entries > SLOTS {
+            return Err(STATUS_LINK_DOWN);
+        }
+        for _ in 0..entries {
+            let entry = own.take_entry(self.head);
+            if entry.flags & FLAG_FRESH != 0 {
+                self.refusing = STATUS_OK;
+            }
+            if self.refusing == STATUS_OK
+                && let Err(status) = apply(&entry, own, self.head, device, host, &mut served)
+            {
+                self.refusing = status;
+            }
+            own.outcome(self.head)
+                .store(u64::from(self.refusing.cast_unsigned()), Ordering::Relaxed);
+            self.head = self.head.wrapping_add(1);
+            own.head().store(self.head, Ordering::Release);
+            served.entries += 1;
+        }
+        Ok(served)
+    }
+}
+
+/// Does what one entry asks for. Nothing in it is believed.
+fn apply(
+    entry: &Entry,
+    own: &Segment,
+    position: u64,
+    device: &DeviceCore,
+    host: Host,
+    served: &mut Served,
+) -> Result<(), i32> {
+    let notify = entry.op == OP_NOTIFY || entry.flags & FLAG_NOTIFY != 0;
+    if notify && entry.notify >= own.notifies() {
+        return Err(STATUS_INVALID_ARGUMENT);
+    }
+    if entry.op != OP_NOTIFY {
+        let data = own
+            .data(position, entry.bytes)
+            .ok_or(STATUS_OUT_OF_BOUNDS)?;
+        let region = device
+            .find_region(entry.region, &entry.key)
+            .ok_or(STATUS_STALE_KEY)?;
+        // Held while the bytes move: the user may not have the memory back before.
+        let open = region.enter().ok_or(STATUS_STALE_KEY)?;
+        let part = open
+            .span()
+            .part(entry.offset, entry.bytes)
+            .ok_or(STATUS_OUT_OF_BOUNDS)?;
+        match entry.op {
+            OP_WRITE => part.copy_from(data),
+            OP_READ | OP_READ_REDUCE => data.copy_from(part),
+            OP_WRITE_REDUCE => {
+                let element = element_bytes(entry.dtype)
+                    .filter(|&element| entry.bytes.is_multiple_of(element as u64))
+                    .ok_or(STATUS_INVALID_ARGUMENT)?;
+                part.reduce_from(data, host, element, entry.dtype, entry.redop)?;
+            }
+            _ => return Err(STATUS_INVALID_ARGUMENT),
+        }
+    }
+    if notify && own.record(entry.notify, entry.fingerprint) {
+        served.notifies += 1;
+    }
+    Ok(())
+}
+
+/// Bytes of an element of a data type of the ABI.
+pub(crate) const fn element_bytes(dtype: u32) -> Option<usize> {
+    Some(match dtype {
+        0 | 4 => 1,
+        1 | 5 | 8 | 9 => 2,
+        2 | 6 | 10 => 4,
+        3 | 7 | 11 => 8,
+        _ => return None,
+    })
+}
+
+/// An outcome as a peer may write it: success, or one of the refusals that the owner gives.
+const fn sanitized(outcome: i32) -> i32 {
+    match outcome {
+        STATUS_OK => STATUS_OK,
+        -99..=-1 => outcome,
+        _ => STATUS_LINK_DOWN,
+    }
+}
