@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
-use hcomm_types::{Error, ErrorKind, Protocol, Rank};
+use hcomm_types::{Error, ErrorKind, Location, Protocol, Rank};
 
-use crate::facts::RankFacts;
+use crate::facts::{EndpointFacts, RankFacts, Reach};
 use crate::link::{Link, Refusal};
 
 /// Size that links are compared at: 128 KiB. Small enough that latency counts, large enough that
@@ -178,6 +178,38 @@ pub struct RefusedRank {
     pub host: String,
     /// Its endpoints, described.
     pub endpoints: Vec<String>,
+}
+
+impl RefusedRank {
+    pub(crate) fn of(facts: &RankFacts) -> Self {
+        let endpoints = facts.endpoints.iter().enumerate().map(|(number, endpoint)| {
+        let place = match endpoint.location {
+            Location::Host => "at the host".to_owned(),
+            Location::Device { physical_id, .. } => format!("at device {physical_id}"),
+        };
+        let reach = match endpoint.reach {
+            Reach::Process => "process",
+            Reach::Host => "host",
+            Reach::Network => "network",
+        };
+        let EndpointFacts {
+            protocol,
+            address,
+            transport,
+            device,
+            ..
+        } = endpoint;
+        format!(
+            "{}.{number} ({protocol} by transport {transport} on {device}, {address}, {place}, reach {reach})",
+            facts.rank
+        )
+    });
+        Self {
+            rank: facts.rank,
+            host: facts.host.name.clone(),
+            endpoints: endpoints.collect(),
+        }
+    }
 }
 
 /// A link that is none, and why.

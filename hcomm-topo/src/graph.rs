@@ -1,17 +1,16 @@
 //! The rank graph: who is where, and what joins them.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
-use hcomm_types::{Address, Error, ErrorKind, HostId, Location, Protocol, Rank};
+use hcomm_types::{Error, ErrorKind, HostId, Protocol, Rank};
 use serde::{Deserialize, Serialize};
 
 use crate::choice::{self, Allowed, Choice, NoLink, RefusedLink, RefusedPair, RefusedRank};
-use crate::facts::{EndpointFacts, RankFacts, Reach};
+use crate::facts::{EndpointFacts, RankFacts};
 use crate::host::HostFacts;
-use crate::interface::is_link_local;
-use crate::link::{End, Layer, Link, Nearness, Refusal, is_peer_address, join};
+use crate::link::{End, Layer, Link, Nearness, Refusal, join};
 
 /// Ranks, their endpoints, and the layers they form.
 ///
@@ -53,20 +52,6 @@ pub struct Instance {
     pub name: String,
     /// Its ranks, in order.
     pub ranks: Vec<Rank>,
-}
-
-/// How the ranks of an instance are joined at its layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum TopologyType {
-    /// One rank: nothing to join.
-    Single,
-    /// Every pair directly.
-    Mesh,
-    /// Every pair, through switches.
-    Switched,
-    /// Some pairs have no link at this layer.
-    Partial,
 }
 
 impl RankGraph {
@@ -167,21 +152,6 @@ impl RankGraph {
         instance.map_or(&[], |instance| &instance.ranks)
     }
 
-    /// How the ranks of an instance are joined, by links of its own layer.
-    #[must_use]
-    pub fn topology_type(&self, layer: Layer, instance: InstanceId) -> Option<TopologyType> {
-        let instance = self.instances(layer).get(instance.0 as usize)?;
-        Some(if instance.ranks.len() == 1 {
-            TopologyType::Single
-        } else if !self.all_joined(instance) {
-            TopologyType::Partial
-        } else if layer == Layer::HOST {
-            TopologyType::Mesh
-        } else {
-            TopologyType::Switched
-        })
-    }
-
     /// All links from `a` to `b`, best first (see [`choose`](Self::choose)). A rank may be asked
     /// about itself.
     #[must_use]
@@ -231,8 +201,8 @@ impl RankGraph {
         let why = choice::explain(&links, &refused, low, high);
         let Some(link) = links.into_iter().next() else {
             return Err(NoLink::Refused(Box::new(RefusedPair {
-                a: describe(low),
-                b: describe(high),
+                a: RefusedRank::of(low),
+                b: RefusedRank::of(high),
                 refused,
             })));
         };
@@ -291,58 +261,6 @@ impl RankGraph {
         }));
         links.sort_by_key(choice::order);
         (links, refused)
-    }
-
-    /// Whether links of the instance's layer join every pair of its ranks.
-    ///
-    /// Ranks whose endpoints are alike are joined alike, so a pair of each two kinds is enough:
-    /// hosts by the thousand have a handful of kinds.
-    fn all_joined(&self, instance: &Instance) -> bool {
-        let same_host = instance.layer == Layer::HOST;
-        let mut kinds = BTreeMap::<Vec<EndpointKind<'_>>, Vec<&RankFacts>>::new();
-        for facts in instance.ranks.iter().filter_map(|&rank| self.rank(rank)) {
-            kinds.entry(kind_of(facts)).or_default().push(facts);
-        }
-        let kinds: Vec<_> = kinds.into_values().collect();
-        kinds.iter().enumerate().all(|(position, a)| {
-            kinds[position..].iter().all(|b| {
-                if same_host {
-                    self.joined_inside(a, b)
-                } else {
-                    self.joined_across(a, b)
-                }
-            })
-        })
-    }
-
-    /// Whether each of `a` has a link to each of `b`, all on one host.
-    fn joined_inside(&self, a: &[&RankFacts], b: &[&RankFacts]) -> bool {
-        let Some((first, second)) = pair(a, b, |a, b| a.rank != b.rank) else {
-            return true;
-        };
-        let strangers = Nearness {
-            same_process: false,
-            same_host: true,
-        };
-        let housemates = Nearness {
-            same_process: true,
-            same_host: true,
-        };
-        let one_process = || {
-            let token = first.process.token;
-            a.iter().chain(b).all(|facts| facts.process.token == token)
-        };
-        any_link(first, second, strangers) || one_process() && any_link(first, second, housemates)
-    }
-
-    /// Whether each of `a` has a link to each of `b` that is on another host.
-    fn joined_across(&self, a: &[&RankFacts], b: &[&RankFacts]) -> bool {
-        let host = |facts: &RankFacts| self.host_of[facts.rank.index()];
-        let apart = Nearness {
-            same_process: false,
-            same_host: false,
-        };
-        pair(a, b, |a, b| host(a) != host(b)).is_none_or(|(a, b)| any_link(a, b, apart))
     }
 }
 
@@ -499,37 +417,8 @@ fn place(facts: &RankFacts) -> String {
     format!("{} on {}", facts.process.pid, facts.host.name)
 }
 
-fn describe(facts: &RankFacts) -> RefusedRank {
-    let endpoints = facts.endpoints.iter().enumerate().map(|(number, endpoint)| {
-        let place = match endpoint.location {
-            Location::Host => "at the host".to_owned(),
-            Location::Device { physical_id, .. } => format!("at device {physical_id}"),
-        };
-        let reach = match endpoint.reach {
-            Reach::Process => "process",
-            Reach::Host => "host",
-            Reach::Network => "network",
-        };
-        let EndpointFacts {
-            protocol,
-            address,
-            transport,
-            device,
-            ..
-        } = endpoint;
-        format!(
-            "{}.{number} ({protocol} by transport {transport} on {device}, {address}, {place}, reach {reach})",
-            facts.rank
-        )
-    });
-    RefusedRank {
-        rank: facts.rank,
-        host: facts.host.name.clone(),
-        endpoints: endpoints.collect(),
-    }
-}
-
-fn admit(
+/// Whether two endpoints of one protocol are a link; if so, whether only as a last resort.
+pub(crate) fn admit(
     low: &RankFacts,
     from: &EndpointFacts,
     high: &RankFacts,
@@ -557,14 +446,6 @@ fn admit(
     join(from, to, nearness)
 }
 
-fn any_link(a: &RankFacts, b: &RankFacts, nearness: Nearness) -> bool {
-    a.endpoints.iter().any(|from| {
-        b.endpoints.iter().any(|to| {
-            from.protocol == to.protocol && admit(a, from, b, to, nearness, &Allowed::All).is_ok()
-        })
-    })
-}
-
 /// Endpoints of `rank` whose protocol `other` does not speak, with their numbers.
 fn alone<'a>(
     rank: &'a RankFacts,
@@ -574,79 +455,4 @@ fn alone<'a>(
     (0..)
         .zip(protocols)
         .filter(|(_, protocol)| other.endpoints.iter().all(|e| e.protocol != *protocol))
-}
-
-/// Two ranks, one of each list, that `fit` accepts. It must be a relation of the form "differ in
-/// something", of which the first two different values of each list are enough to look at.
-fn pair<'a>(
-    a: &[&'a RankFacts],
-    b: &[&'a RankFacts],
-    fit: impl Fn(&RankFacts, &RankFacts) -> bool,
-) -> Option<(&'a RankFacts, &'a RankFacts)> {
-    let two = |list: &[&'a RankFacts]| {
-        let first = *list.first()?;
-        let other = list.iter().copied().find(|facts| fit(first, facts));
-        Some([first, other.unwrap_or(first)])
-    };
-    let (a, b) = (two(a)?, two(b)?);
-    a.into_iter()
-        .flat_map(|a| b.into_iter().map(move |b| (a, b)))
-        .find(|(a, b)| fit(a, b))
-}
-
-/// All of an endpoint that decides whether it can be joined, and of its host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct EndpointKind<'a> {
-    protocol: Protocol,
-    transport: &'a str,
-    reach: Reach,
-    at_host: bool,
-    address: AddressKind,
-    network_namespace: Option<&'a str>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum AddressKind {
-    Ip {
-        v4: bool,
-        loopback: bool,
-        link_local: bool,
-        peer: bool,
-    },
-    Id,
-    Eid,
-}
-
-fn kind_of(facts: &RankFacts) -> Vec<EndpointKind<'_>> {
-    let mut kinds: Vec<_> = facts
-        .endpoints
-        .iter()
-        .map(|endpoint| EndpointKind {
-            protocol: endpoint.protocol,
-            transport: &endpoint.transport,
-            reach: endpoint.reach,
-            at_host: endpoint.location == Location::Host,
-            address: address_kind(&endpoint.address),
-            network_namespace: facts.host.network_namespace.as_deref(),
-        })
-        .collect();
-    kinds.sort_unstable();
-    kinds.dedup();
-    kinds
-}
-
-fn address_kind(address: &Address) -> AddressKind {
-    match address {
-        Address::Id(_) => AddressKind::Id,
-        Address::Eid(_) => AddressKind::Eid,
-        Address::Ip(ip) => {
-            let ip = ip.to_canonical();
-            AddressKind::Ip {
-                v4: ip.is_ipv4(),
-                loopback: ip.is_loopback(),
-                link_local: is_link_local(ip),
-                peer: is_peer_address(ip),
-            }
-        }
-    }
 }

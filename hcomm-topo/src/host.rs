@@ -3,7 +3,8 @@
 use hcomm_types::HostId;
 use serde::{Deserialize, Serialize};
 
-use crate::interface::{self, Family, Interface, InterfaceFilter, NoInterface, Pick};
+use crate::interface::Interface;
+use crate::pick::{Family, InterfaceFilter, NoInterface, Pick, pick};
 
 /// Facts about one host, as [`discover`](crate::discover) found them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,7 +45,7 @@ impl HostFacts {
         filter: &InterfaceFilter,
         family: Family,
     ) -> Result<Pick<'_>, NoInterface> {
-        interface::pick(&self.interfaces, filter, family)
+        pick(&self.interfaces, filter, family)
     }
 }
 

@@ -68,7 +68,9 @@ mod host;
 mod interface;
 mod link;
 mod netlink;
+mod pick;
 mod system;
+mod topology;
 
 pub use choice::{
     Allowed, Choice, NoLink, ParseAllowedError, REFERENCE_BYTES, RefusedLink, RefusedPair,
@@ -76,11 +78,10 @@ pub use choice::{
 };
 pub use discover::{DiscoverError, discover};
 pub use facts::{EndpointFacts, RankFacts, Reach};
-pub use graph::{GraphError, Instance, InstanceId, RankGraph, TopologyType};
+pub use graph::{GraphError, Instance, InstanceId, RankGraph};
 pub use host::{Cache, CacheKind, Core, HostFacts, NumaNode};
-pub use interface::{
-    Family, Interface, InterfaceAddress, InterfaceFilter, InterfaceKind, NoInterface,
-    ParseFilterError, Pick,
-};
+pub use interface::{Interface, InterfaceAddress, InterfaceKind};
 pub use link::{Layer, Link, Refusal};
+pub use pick::{Family, InterfaceFilter, NoInterface, ParseFilterError, Pick};
 pub use system::{LiveSystem, MAX_FILE_BYTES, RecordedSystem, System};
+pub use topology::TopologyType;

@@ -424,6 +424,7 @@ mod tests {
             link(2, "eth0", up, 1, None),
             link(5, "wg0", up | IFF_POINTOPOINT, 65534, Some("wireguard")),
             link(6, "docker0", IFF_UP, 1, Some("bridge")),
+            encode(RTM_NEWLINK + 1, 0, 7, &[0; IFINFOMSG]), // RTM_DELLINK: not of a dump
         ]
         .concat()
     }

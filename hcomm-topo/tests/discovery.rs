@@ -268,6 +268,13 @@ fn whatever_read_fails_discovery_goes_on() {
 fn files_with_any_content_are_survived() {
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path();
+    let interfaces = ["../../etc", "a", "b", "c", "d"].map(|name| {
+        format!(
+            r#"{{"name":"{name}","index":1,"kind":"other","addresses":[],"mtu_bytes":0,"up":true,
+            "running":true,"loopback":false,"point_to_point":false}}"#
+        )
+    });
+    let interfaces = format!("[{}]", interfaces.join(","));
     for (path, text) in [
         ("proc/sys/kernel/hostname", "x\n"),
         ("proc/sys/kernel/random/boot_id", "\0\u{1}../../../etc"),
@@ -279,10 +286,10 @@ fn files_with_any_content_are_survived() {
             "MemTotal: 99999999999999999999999 kB",
         ),
         ("proc/stat", "cpu0\ncpux 1\ncpu4294967296 1\n"),
-        (
-            "interfaces.json",
-            r#"[{"name":"../../etc","index":1,"kind":"other","addresses":[],"mtu_bytes":0,"up":true,"running":true,"loopback":false,"point_to_point":false}]"#,
-        ),
+        ("sys/class/net/a/speed", "0"),
+        ("sys/class/net/b/speed", "4294967295"),
+        ("sys/class/net/c/speed", "fast"),
+        ("interfaces.json", &interfaces),
     ] {
         fs::create_dir_all(root.join(path).parent().unwrap()).unwrap();
         fs::write(root.join(path), text).unwrap();
@@ -294,5 +301,10 @@ fn files_with_any_content_are_survived() {
         [0]
     );
     assert_eq!(host.numa_nodes[0].memory_bytes, None);
-    assert_eq!(host.interfaces.len(), 1);
+    assert_eq!(host.interfaces.len(), 5);
+    assert!(host.interfaces.iter().all(|i| i.speed_bits_per_s.is_none()));
+    assert!(
+        host.notes
+            .contains(&"/sys/class/net: 1 of 5 interfaces are not there".to_owned())
+    );
 }
