@@ -2,6 +2,7 @@
 //! As root it is installed; otherwise the one line that installs it is printed.
 
 use std::env;
+use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::process::Command;
@@ -61,12 +62,14 @@ pub(crate) fn programs(purpose: For) -> Result<(), Error> {
             apt_line(&packages)
         )));
     }
-    finish(Command::new("apt-get").arg("update"))?;
+    // As for cargo, stdout is left to the program that follows.
+    finish(Command::new("apt-get").arg("update").stdout(io::stderr()))?;
     finish(
         Command::new("apt-get")
             .args(["install", "--yes", "--no-install-recommends"])
             .args(&packages)
-            .env("DEBIAN_FRONTEND", "noninteractive"),
+            .env("DEBIAN_FRONTEND", "noninteractive")
+            .stdout(io::stderr()),
     )
 }
 
@@ -100,7 +103,7 @@ fn obtain(what: &str, install: &mut Command) -> Result<(), Error> {
         .join(" ");
     if is_root() || env::var_os("CI").is_some_and(|value| value == "true") {
         eprintln!("{what} is missing: {line}");
-        finish(install)
+        finish(install.stdout(io::stderr()))
     } else {
         Err(Error::Missing(format!(
             "{what} is missing; install it and call again:\n\n    {line}\n"
