@@ -148,6 +148,12 @@ pub enum Fault {
         /// Ranks of the shape.
         ranks: u32,
     },
+    /// A rank asks for more scratch memory than can be.
+    #[error("asks for {scratch_bytes} bytes of scratch memory; the limit is 2^63 - 1")]
+    TooMuchScratch {
+        /// What it asks for.
+        scratch_bytes: u64,
+    },
     /// More threads than a communicator may hold.
     #[error("has {threads} threads; a communicator holds at most {limit}")]
     TooManyThreads {

@@ -136,7 +136,8 @@ impl Memory {
         for (&start, cell) in self.cells.range_mut(range.clone()) {
             let earlier = cell.write.iter().map(|write| (write, true));
             for (earlier, writes) in earlier.chain(cell.reads.iter().map(|read| (read, false))) {
-                if !clock.covers(earlier.moment) {
+                // What one task reads and then writes is no race with itself.
+                if earlier.at != access.at && !clock.covers(earlier.moment) {
                     let bytes = start..cell.end;
                     races.push(Race {
                         earlier: *earlier,

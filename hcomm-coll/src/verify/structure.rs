@@ -36,6 +36,11 @@ pub(super) fn check(plan: &Plan) -> Vec<Finding> {
 }
 
 fn check_rank(plan: &Plan, rank: Rank, findings: &mut Vec<Finding>) {
+    let scratch_bytes = plan.ranks[rank.index()].scratch_bytes;
+    if i64::try_from(scratch_bytes).is_err() {
+        findings.push(Finding::rank(rank, Fault::TooMuchScratch { scratch_bytes }));
+        return;
+    }
     let threads = &plan.ranks[rank.index()].threads;
     if threads.len() > MAX_THREADS_PER_COMMUNICATOR {
         let (threads, limit) = (threads.len(), MAX_THREADS_PER_COMMUNICATOR);
@@ -95,7 +100,7 @@ impl TaskCheck<'_> {
                 }
             }
             Task::Reduce { dst, a, b, count } => {
-                let bytes = self.elements(count)?;
+                let bytes = self.elements(count);
                 for operand in [a, b] {
                     self.range(me, operand, bytes)?;
                     self.aligned(operand)?;
@@ -130,7 +135,7 @@ impl TaskCheck<'_> {
                 count,
                 ..
             } => {
-                let bytes = self.elements(count)?;
+                let bytes = self.elements(count);
                 self.range(me, src, bytes)?;
                 self.target(peer, dst, bytes)?;
                 self.aligned(src)?;
@@ -143,7 +148,7 @@ impl TaskCheck<'_> {
                 src,
                 count,
             } => {
-                let bytes = self.elements(count)?;
+                let bytes = self.elements(count);
                 self.range(peer, src, bytes)?;
                 self.range(me, a, bytes)?;
                 self.target(me, dst, bytes)?;
@@ -177,9 +182,9 @@ impl TaskCheck<'_> {
         }
     }
 
-    fn elements(&self, count: u64) -> Result<u64, Fault> {
+    fn elements(&self, count: u64) -> u64 {
         // A product beyond 64 bits is beyond any buffer, too.
-        Ok(count.saturating_mul(self.plan.shape.element_bytes()))
+        count.saturating_mul(self.plan.shape.element_bytes())
     }
 
     fn range(&self, owner: Rank, loc: Loc, bytes: u64) -> Result<(), Fault> {
@@ -411,7 +416,10 @@ pub(super) fn usage(plan: &Plan) -> Proof {
         .collect();
     let mut remote_user = false;
     for (rank, _, _, task) in tasks(plan) {
-        let mut local = |bytes: u64| ranks[rank.index()].local_bytes += bytes;
+        let mut local = |bytes: u64| {
+            let sum = &mut ranks[rank.index()].local_bytes;
+            *sum = sum.saturating_add(bytes);
+        };
         let mut channel = |peer: Rank, change: &mut dyn FnMut(&mut ChannelUse)| {
             change(channels.entry((rank, peer)).or_insert(ChannelUse {
                 from: rank,
@@ -423,21 +431,25 @@ pub(super) fn usage(plan: &Plan) -> Proof {
             }));
         };
         match *task {
-            Task::Copy { bytes, .. } => local(2 * bytes),
-            Task::Reduce { count, .. } => local(3 * count * element_bytes),
+            Task::Copy { bytes, .. } => local(bytes.saturating_mul(2)),
+            Task::Reduce { count, .. } => local((count * element_bytes).saturating_mul(3)),
             Task::Write {
                 peer, dst, bytes, ..
             } => {
                 local(bytes);
                 remote_user |= dst.buffer != Buffer::Scratch;
-                channel(peer, &mut |channel| channel.bytes_written += bytes);
+                channel(peer, &mut |channel| {
+                    channel.bytes_written = channel.bytes_written.saturating_add(bytes);
+                });
             }
             Task::Read {
                 peer, src, bytes, ..
             } => {
                 local(bytes);
                 remote_user |= src.buffer != Buffer::Scratch;
-                channel(peer, &mut |channel| channel.bytes_read += bytes);
+                channel(peer, &mut |channel| {
+                    channel.bytes_read = channel.bytes_read.saturating_add(bytes);
+                });
             }
             Task::WriteReduce {
                 peer, dst, count, ..
@@ -445,15 +457,19 @@ pub(super) fn usage(plan: &Plan) -> Proof {
                 let bytes = count * element_bytes;
                 local(bytes);
                 remote_user |= dst.buffer != Buffer::Scratch;
-                channel(peer, &mut |channel| channel.bytes_written += bytes);
+                channel(peer, &mut |channel| {
+                    channel.bytes_written = channel.bytes_written.saturating_add(bytes);
+                });
             }
             Task::ReadReduce {
                 peer, src, count, ..
             } => {
                 let bytes = count * element_bytes;
-                local(2 * bytes);
+                local(bytes.saturating_mul(2));
                 remote_user |= src.buffer != Buffer::Scratch;
-                channel(peer, &mut |channel| channel.bytes_read += bytes);
+                channel(peer, &mut |channel| {
+                    channel.bytes_read = channel.bytes_read.saturating_add(bytes);
+                });
             }
             Task::Record { .. }
             | Task::Wait { .. }

@@ -1,0 +1,141 @@
+//! From a rank's plan to a program: ranks become channels, notify numbers become those of the
+//! channel, locations stay relative.
+
+use std::collections::HashMap;
+
+use hcomm_ctrl::{Membership, Notifies};
+use hcomm_data::{At, Op, Program, ProgramLink, SlotKind};
+use hcomm_types::{Error, ErrorKind, Rank, Result};
+
+use crate::plan::{Buffer, Loc, Operation, RankPlan, Shape, Task};
+
+/// Binds what `membership`'s rank has to do. Channels to all peers of the plan must be there.
+///
+/// # Errors
+/// `Unsupported` if the plan touches input or output of another rank, which are not registered;
+/// `InvalidArgument` if it needs more than the channels have.
+pub(crate) fn bind(plan: &RankPlan, shape: &Shape, membership: &Membership) -> Result<Program> {
+    let me = membership.rank();
+    let notifies = match shape.operation {
+        Operation::SendRecv { from, .. } => Notifies::PointToPoint { sends: from == me },
+        _ => Notifies::Collective,
+    };
+    let mut binder = Binder { membership, notifies, links: Vec::new(), numbers: HashMap::new() };
+    let threads = plan
+        .threads
+        .iter()
+        .map(|tasks| tasks.iter().map(|task| binder.op(task)).collect())
+        .collect::<Result<Vec<Vec<Op>>>>()?;
+    Program::new(
+        threads,
+        binder.links,
+        Some(membership.buffer().clone()),
+        shape.dtype,
+        shape.redop,
+        shape.input_bytes(me),
+        shape.output_bytes(me),
+        plan.scratch_bytes,
+    )
+}
+
+/// The peers that a rank's plan talks to, each once.
+pub(crate) fn peers(plan: &RankPlan) -> Vec<Rank> {
+    let mut peers: Vec<Rank> = plan.threads.iter().flatten().filter_map(Task::peer).collect();
+    peers.sort_unstable();
+    peers.dedup();
+    peers
+}
+
+struct Binder<'a> {
+    membership: &'a Membership,
+    notifies: Notifies,
+    links: Vec<ProgramLink>,
+    numbers: HashMap<Rank, u16>,
+}
+
+impl Binder<'_> {
+    fn op(&mut self, task: &Task) -> Result<Op> {
+        Ok(match *task {
+            Task::Copy { dst, src, bytes } => Op::Copy { dst: at(dst), src: at(src), bytes },
+            Task::Reduce { dst, a, b, count } => {
+                Op::Reduce { dst: at(dst), a: at(a), b: at(b), count }
+            }
+            Task::Write { peer, dst, src, bytes, notify } => Op::Write {
+                link: self.link(peer)?,
+                dst: scratch(dst)?,
+                src: at(src),
+                bytes,
+                notify: self.outgoing(notify)?,
+            },
+            Task::Read { peer, dst, src, bytes } => {
+                Op::Read { link: self.link(peer)?, dst: at(dst), src: scratch(src)?, bytes }
+            }
+            Task::WriteReduce { peer, dst, src, count, notify } => Op::WriteReduce {
+                link: self.link(peer)?,
+                dst: scratch(dst)?,
+                src: at(src),
+                count,
+                notify: self.outgoing(notify)?,
+            },
+            Task::ReadReduce { peer, dst, a, src, count } => Op::ReadReduce {
+                link: self.link(peer)?,
+                dst: at(dst),
+                a: at(a),
+                src: scratch(src)?,
+                count,
+            },
+            Task::Record { peer, notify } => {
+                Op::Record { link: self.link(peer)?, notify: self.notifies.outgoing(notify)? }
+            }
+            Task::Wait { peer, notify } => {
+                Op::Wait { link: self.link(peer)?, notify: self.notifies.incoming(notify)? }
+            }
+            Task::ThreadRecord { thread, notify } => {
+                let thread = u16::try_from(thread).map_err(|_| {
+                    Error::new(
+                        ErrorKind::InvalidArgument,
+                        format!("the plan names thread {thread}"),
+                    )
+                })?;
+                Op::ThreadRecord { thread, notify }
+            }
+            Task::ThreadWait { notify } => Op::ThreadWait { notify },
+        })
+    }
+
+    fn outgoing(&self, notify: Option<u32>) -> Result<Option<u32>> {
+        notify.map(|notify| self.notifies.outgoing(notify)).transpose()
+    }
+
+    fn link(&mut self, peer: Rank) -> Result<u16> {
+        if let Some(&number) = self.numbers.get(&peer) {
+            return Ok(number);
+        }
+        let number = u16::try_from(self.links.len()).map_err(|_| {
+            Error::new(ErrorKind::LimitReached, "a plan talks to more than 65,535 peers")
+        })?;
+        let link = self.membership.link(peer)?;
+        self.links.push(ProgramLink { channel: link.channel, scratch: Some(link.buffer) });
+        self.numbers.insert(peer, number);
+        Ok(number)
+    }
+}
+
+const fn at(loc: Loc) -> At {
+    let slot = match loc.buffer {
+        Buffer::Input => SlotKind::Input,
+        Buffer::Output => SlotKind::Output,
+        Buffer::Scratch => SlotKind::Scratch,
+    };
+    At { slot, offset: loc.offset }
+}
+
+fn scratch(loc: Loc) -> Result<u64> {
+    match loc.buffer {
+        Buffer::Scratch => Ok(loc.offset),
+        Buffer::Input | Buffer::Output => Err(Error::new(
+            ErrorKind::Unsupported,
+            format!("the plan touches {loc} of another rank, which is not registered"),
+        )),
+    }
+}

@@ -1,0 +1,511 @@
+//! Communicators: membership, and the collective operations on it.
+
+use std::cell::{Cell, RefCell};
+use std::ops::Deref;
+use std::time::Duration;
+
+use hcomm_ctrl::Membership;
+use hcomm_data::{Buffers, Slice, Thread};
+use hcomm_types::{DataType, Element, Error, ErrorKind, Rank, ReduceOp, Result};
+
+use crate::algorithms::Params;
+use crate::plan::{Operation, Shape};
+use crate::planner::Planner;
+
+/// A rank's handle of a communicator.
+///
+/// It dereferences to [`Membership`], which has rank, size, graph, memory and channels. Blocking
+/// operations return when the result is there; those named `…_on` are put at the end of a
+/// [`Thread`] and return at once.
+///
+/// All ranks call the same collectives in the same order. Operations on one communicator follow
+/// each other in call order; different communicators know nothing of each other.
+///
+/// `Communicator` is `Send` and not `Sync`: it may move to another OS thread, and one OS thread at
+/// a time uses it.
+///
+/// # Errors
+/// Every operation fails with `Timeout`, `PeerLost` or `Aborted` when its peers do not come, are
+/// gone, or gave up; the error names them. After that the communicator is of no use: every later
+/// call returns the first cause. `InvalidArgument` leaves it as it was.
+#[derive(Debug)]
+pub struct Communicator {
+    membership: Membership,
+    main: Thread,
+    workers: RefCell<Vec<Thread>>,
+    planner: RefCell<Planner>,
+    /// Operations that took a half.
+    halves: Cell<u64>,
+    /// The thread that the latest collective was put on.
+    latest: RefCell<Option<Thread>>,
+}
+
+impl Deref for Communicator {
+    type Target = Membership;
+
+    fn deref(&self) -> &Membership {
+        &self.membership
+    }
+}
+
+impl Communicator {
+    /// Adds the collectives to a membership.
+    ///
+    /// # Errors
+    /// Those of [`Membership::thread`].
+    pub fn new(membership: Membership) -> Result<Self> {
+        let main = membership.thread(0)?;
+        Ok(Self {
+            membership,
+            main,
+            workers: RefCell::new(Vec::new()),
+            planner: RefCell::new(Planner::default()),
+            halves: Cell::new(0),
+            latest: RefCell::new(None),
+        })
+    }
+
+    /// Every rank gets the element-wise combination of all ranks' inputs.
+    ///
+    /// # Errors
+    /// See [`Communicator`]; `InvalidArgument` if the lengths differ.
+    pub fn all_reduce<T: Element>(&self, input: &[T], output: &mut [T], op: ReduceOp) -> Result<()> {
+        let shape = self.shape(Operation::AllReduce, output.len(), T::DATA_TYPE, op, false);
+        self.execute("all_reduce", &shape, separate(input, output))
+    }
+
+    /// [`all_reduce`](Self::all_reduce) with the result where the input was.
+    ///
+    /// # Errors
+    /// See [`Communicator`].
+    pub fn all_reduce_in_place<T: Element>(&self, buffer: &mut [T], op: ReduceOp) -> Result<()> {
+        let shape = self.shape(Operation::AllReduce, buffer.len(), T::DATA_TYPE, op, true);
+        self.execute_in_place("all_reduce", &shape, bytemuck::cast_slice_mut(buffer))
+    }
+
+    /// Every rank gets all ranks' inputs, one after the other in rank order: `output` is `size`
+    /// times as long as `input`.
+    ///
+    /// # Errors
+    /// See [`Communicator`]; `InvalidArgument` if the lengths do not fit.
+    pub fn all_gather<T: Element>(&self, input: &[T], output: &mut [T]) -> Result<()> {
+        let shape =
+            self.shape(Operation::AllGather, input.len(), T::DATA_TYPE, ReduceOp::Sum, false);
+        self.execute("all_gather", &shape, separate(input, output))
+    }
+
+    /// [`all_gather`](Self::all_gather) with the input in its place of the output: the `rank`-th
+    /// of `size` equal parts.
+    ///
+    /// # Errors
+    /// See [`Communicator`]; `InvalidArgument` if the buffer has no `size` equal parts.
+    pub fn all_gather_in_place<T: Element>(&self, buffer: &mut [T]) -> Result<()> {
+        let count = self.part_of("all_gather", buffer.len())?;
+        let shape = self.shape(Operation::AllGather, count, T::DATA_TYPE, ReduceOp::Sum, true);
+        self.execute_in_place("all_gather", &shape, bytemuck::cast_slice_mut(buffer))
+    }
+
+    /// Rank *i* gets the *i*-th part of the element-wise combination of all ranks' inputs: `input`
+    /// is `size` times as long as `output`.
+    ///
+    /// # Errors
+    /// See [`Communicator`]; `InvalidArgument` if the lengths do not fit.
+    pub fn reduce_scatter<T: Element>(
+        &self,
+        input: &[T],
+        output: &mut [T],
+        op: ReduceOp,
+    ) -> Result<()> {
+        let shape = self.shape(Operation::ReduceScatter, output.len(), T::DATA_TYPE, op, false);
+        self.execute("reduce_scatter", &shape, separate(input, output))
+    }
+
+    /// [`reduce_scatter`](Self::reduce_scatter) with the result in its place of the input: the
+    /// `rank`-th of `size` equal parts. The other parts keep what they had.
+    ///
+    /// # Errors
+    /// See [`Communicator`]; `InvalidArgument` if the buffer has no `size` equal parts.
+    pub fn reduce_scatter_in_place<T: Element>(&self, buffer: &mut [T], op: ReduceOp) -> Result<()> {
+        let count = self.part_of("reduce_scatter", buffer.len())?;
+        let shape = self.shape(Operation::ReduceScatter, count, T::DATA_TYPE, op, true);
+        self.execute_in_place("reduce_scatter", &shape, bytemuck::cast_slice_mut(buffer))
+    }
+
+    /// Every rank's buffer becomes that of the root.
+    ///
+    /// # Errors
+    /// See [`Communicator`]; `InvalidArgument` if there is no such root.
+    pub fn broadcast<T: Element>(&self, buffer: &mut [T], root: Rank) -> Result<()> {
+        let operation = Operation::Broadcast { root };
+        let shape = self.shape(operation, buffer.len(), T::DATA_TYPE, ReduceOp::Sum, true);
+        self.execute_in_place("broadcast", &shape, bytemuck::cast_slice_mut(buffer))
+    }
+
+    /// Returns when every rank has called it.
+    ///
+    /// # Errors
+    /// See [`Communicator`].
+    pub fn barrier(&self) -> Result<()> {
+        let shape = self.shape(Operation::Barrier, 0, DataType::U8, ReduceOp::Sum, false);
+        self.execute("barrier", &shape, Buffers::Separate { input: &[], output: &mut [] })
+    }
+
+    /// Sends to one rank, which calls [`recv`](Self::recv). Returns when `data` may be changed:
+    /// messages that fit in the receiver's inbox do not wait for the receiver.
+    ///
+    /// # Errors
+    /// See [`Communicator`]; `InvalidArgument` if there is no such rank or it is this one.
+    pub fn send<T: Element>(&self, data: &[T], to: Rank) -> Result<()> {
+        let shape = self.message("send", self.rank(), to, data.len(), T::DATA_TYPE)?;
+        let input = bytemuck::cast_slice(data);
+        self.execute("send", &shape, Buffers::Separate { input, output: &mut [] })
+    }
+
+    /// Receives what another rank sends with [`send`](Self::send), of the same length and type.
+    ///
+    /// # Errors
+    /// See [`Communicator`]; `InvalidArgument` if there is no such rank or it is this one.
+    pub fn recv<T: Element>(&self, data: &mut [T], from: Rank) -> Result<()> {
+        let shape = self.message("recv", from, self.rank(), data.len(), T::DATA_TYPE)?;
+        let output = bytemuck::cast_slice_mut(data);
+        self.execute("recv", &shape, Buffers::Separate { input: &[], output })
+    }
+
+    /// Runs any operation on bytes: what the typed calls above come down to. `call` is its name in
+    /// errors.
+    ///
+    /// # Errors
+    /// See [`Communicator`]; `InvalidArgument` if shape, communicator and buffers do not fit.
+    pub fn execute(&self, call: &'static str, shape: &Shape, buffers: Buffers<'_>) -> Result<()> {
+        self.run_blocking(shape, buffers, None).map_err(|error| self.tell(call, error))
+    }
+
+    /// [`all_reduce`](Self::all_reduce) at the end of a thread. The same slice twice means: in
+    /// place.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if the slices do not fit; the thread's error if it has failed before.
+    pub fn all_reduce_on(
+        &self,
+        thread: &Thread,
+        input: &Slice,
+        output: &Slice,
+        dtype: DataType,
+        op: ReduceOp,
+    ) -> Result<()> {
+        let count = self.elements("all_reduce_on", output, dtype)?;
+        let in_place = same_memory(input, output);
+        let shape = self.shape(Operation::AllReduce, count, dtype, op, in_place);
+        self.enqueue("all_reduce_on", thread, &shape, input, output)
+    }
+
+    /// [`all_gather`](Self::all_gather) at the end of a thread. An input that is the rank's own
+    /// part of the output means: in place.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if the slices do not fit; the thread's error if it has failed before.
+    pub fn all_gather_on(
+        &self,
+        thread: &Thread,
+        input: &Slice,
+        output: &Slice,
+        dtype: DataType,
+    ) -> Result<()> {
+        let count = self.elements("all_gather_on", input, dtype)?;
+        let in_place = self.own_part(output, input);
+        let shape = self.shape(Operation::AllGather, count, dtype, ReduceOp::Sum, in_place);
+        self.enqueue("all_gather_on", thread, &shape, input, output)
+    }
+
+    /// [`reduce_scatter`](Self::reduce_scatter) at the end of a thread. An output that is the
+    /// rank's own part of the input means: in place.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if the slices do not fit; the thread's error if it has failed before.
+    pub fn reduce_scatter_on(
+        &self,
+        thread: &Thread,
+        input: &Slice,
+        output: &Slice,
+        dtype: DataType,
+        op: ReduceOp,
+    ) -> Result<()> {
+        let count = self.elements("reduce_scatter_on", output, dtype)?;
+        let in_place = self.own_part(input, output);
+        let shape = self.shape(Operation::ReduceScatter, count, dtype, op, in_place);
+        self.enqueue("reduce_scatter_on", thread, &shape, input, output)
+    }
+
+    /// [`broadcast`](Self::broadcast) at the end of a thread.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if there is no such root; the thread's error if it has failed before.
+    pub fn broadcast_on(
+        &self,
+        thread: &Thread,
+        buffer: &Slice,
+        root: Rank,
+        dtype: DataType,
+    ) -> Result<()> {
+        let count = self.elements("broadcast_on", buffer, dtype)?;
+        let shape =
+            self.shape(Operation::Broadcast { root }, count, dtype, ReduceOp::Sum, true);
+        self.enqueue("broadcast_on", thread, &shape, buffer, buffer)
+    }
+
+    /// [`barrier`](Self::barrier) at the end of a thread.
+    ///
+    /// # Errors
+    /// The thread's error if it has failed before.
+    pub fn barrier_on(&self, thread: &Thread) -> Result<()> {
+        let shape = self.shape(Operation::Barrier, 0, DataType::U8, ReduceOp::Sum, false);
+        let nothing = self.buffer().sub(0..0)?;
+        self.enqueue("barrier_on", thread, &shape, &nothing, &nothing)
+    }
+
+    /// [`send`](Self::send) at the end of a thread.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if there is no such rank; the thread's error if it has failed before.
+    pub fn send_on(&self, thread: &Thread, data: &Slice, to: Rank, dtype: DataType) -> Result<()> {
+        let count = self.elements("send_on", data, dtype)?;
+        let shape = self.message("send_on", self.rank(), to, count, dtype)?;
+        self.enqueue("send_on", thread, &shape, data, &self.buffer().sub(0..0)?)
+    }
+
+    /// [`recv`](Self::recv) at the end of a thread.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if there is no such rank; the thread's error if it has failed before.
+    pub fn recv_on(
+        &self,
+        thread: &Thread,
+        data: &Slice,
+        from: Rank,
+        dtype: DataType,
+    ) -> Result<()> {
+        let count = self.elements("recv_on", data, dtype)?;
+        let shape = self.message("recv_on", from, self.rank(), count, dtype)?;
+        self.enqueue("recv_on", thread, &shape, &self.buffer().sub(0..0)?, data)
+    }
+
+    /// Takes the algorithm of this name for every collective from now on; `None` goes back to the
+    /// rule. All ranks must ask for the same at the same place in their calls.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a name that is not known.
+    pub fn force_algorithm(&self, name: Option<&str>) -> Result<()> {
+        self.planner.borrow_mut().force(name)
+    }
+
+    /// Name of the algorithm that a shape gets.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if a forced one cannot plan it.
+    pub fn algorithm(&self, shape: &Shape) -> Result<&'static str> {
+        let params =
+            Params { scratch_bytes: self.layout().half_bytes(), slice_bytes: u64::MAX };
+        Ok(self.planner.borrow().choose(shape, &params)?.name())
+    }
+
+    /// A shape for this communicator. `count` is in the operation's own counting, see [`Shape`].
+    #[must_use]
+    pub fn shape(
+        &self,
+        operation: Operation,
+        count: usize,
+        dtype: DataType,
+        redop: ReduceOp,
+        in_place: bool,
+    ) -> Shape {
+        Shape { operation, ranks: self.size(), count: count as u64, dtype, redop, in_place }
+    }
+
+    /// Leaves the communicator, after everything put on its threads is done.
+    ///
+    /// # Errors
+    /// What was still going on and failed.
+    pub fn close(self) -> Result<()> {
+        let latest = self.latest.borrow().clone();
+        let pending = latest.map_or(Ok(()), |thread| thread.synchronize(None));
+        let closed = self.membership.close();
+        pending.and(closed).map_err(|error| error.in_call("close"))
+    }
+
+    fn execute_in_place(&self, call: &'static str, shape: &Shape, buffer: &mut [u8]) -> Result<()> {
+        let rank = self.rank();
+        let (input_offset, output_offset) = match shape.operation {
+            Operation::AllGather => (shape.part(rank).start, 0),
+            Operation::ReduceScatter => (0, shape.part(rank).start),
+            _ => (0, 0),
+        };
+        let buffers = Buffers::InPlace {
+            buffer,
+            input_offset: input_offset as usize,
+            input_bytes: shape.input_bytes(rank) as usize,
+            output_offset: output_offset as usize,
+            output_bytes: shape.output_bytes(rank) as usize,
+        };
+        self.execute(call, shape, buffers)
+    }
+
+    fn run_blocking(
+        &self,
+        shape: &Shape,
+        buffers: Buffers<'_>,
+        timeout: Option<Duration>,
+    ) -> Result<()> {
+        self.check_shape(shape)?;
+        let bound = self.planner.borrow_mut().program(shape, &self.membership)?;
+        self.follow(&self.main)?;
+        let base = self.scratch_base(shape, bound.takes_half);
+        let workers = self.workers(bound.program.threads().saturating_sub(1))?;
+        let _blocking = self.membership.blocking();
+        self.main.run_blocking(&workers, &bound.program, buffers, base, [0; 2], timeout)
+    }
+
+    fn enqueue(
+        &self,
+        call: &'static str,
+        thread: &Thread,
+        shape: &Shape,
+        input: &Slice,
+        output: &Slice,
+    ) -> Result<()> {
+        let put = || {
+            self.check_shape(shape)?;
+            let bound = self.planner.borrow_mut().program(shape, &self.membership)?;
+            self.follow(thread)?;
+            let base = self.scratch_base(shape, bound.takes_half);
+            let workers = self.workers(bound.program.threads().saturating_sub(1))?;
+            thread.run(&workers, &bound.program, input, output, base, [0; 2])
+        };
+        put().map_err(|error| self.tell(call, error))
+    }
+
+    /// Collectives follow each other in call order. On one thread that is so by itself; a thread
+    /// may only be left for another one when it has nothing more to do.
+    fn follow(&self, thread: &Thread) -> Result<()> {
+        let mut latest = self.latest.borrow_mut();
+        match &*latest {
+            Some(other) if other.is_same(thread) => return Ok(()),
+            Some(other) if !other.is_idle() => {
+                return Err(Error::new(
+                    ErrorKind::InvalidArgument,
+                    "the communicator's previous operation is still under way on another thread",
+                )
+                .hint("synchronize that thread first, or use the same one"));
+            }
+            _ => {}
+        }
+        *latest = Some(thread.clone());
+        Ok(())
+    }
+
+    /// Where the operation's scratch memory begins in every rank's communicator buffer.
+    fn scratch_base(&self, shape: &Shape, takes_half: bool) -> u64 {
+        if let Operation::SendRecv { from, .. } = shape.operation {
+            return self.layout().inbox(from);
+        }
+        let turn = self.halves.get();
+        if takes_half {
+            self.halves.set(turn + 1);
+        }
+        self.layout().half(turn)
+    }
+
+    fn workers(&self, count: usize) -> Result<Vec<Thread>> {
+        let mut workers = self.workers.borrow_mut();
+        while workers.len() < count {
+            workers.push(self.membership.thread(hcomm_types::MAX_NOTIFIES_PER_THREAD)?);
+        }
+        Ok(workers[..count].to_vec())
+    }
+
+    fn check_shape(&self, shape: &Shape) -> Result<()> {
+        shape
+            .validate()
+            .map_err(|error| Error::new(ErrorKind::InvalidArgument, error.to_string()))?;
+        if shape.ranks != self.size() {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!("a shape for {} ranks on a communicator of {}", shape.ranks, self.size()),
+            ));
+        }
+        Ok(())
+    }
+
+    fn message(
+        &self,
+        call: &'static str,
+        from: Rank,
+        to: Rank,
+        count: usize,
+        dtype: DataType,
+    ) -> Result<Shape> {
+        if from == to {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!("rank {to} is this rank itself"),
+            )
+            .in_call(call)
+            .at_rank(self.rank()));
+        }
+        Ok(self.shape(Operation::SendRecv { from, to }, count, dtype, ReduceOp::Sum, false))
+    }
+
+    fn part_of(&self, call: &'static str, elements: usize) -> Result<usize> {
+        let size = self.size() as usize;
+        if elements.is_multiple_of(size) {
+            return Ok(elements / size);
+        }
+        Err(Error::new(
+            ErrorKind::InvalidArgument,
+            format!("{elements} elements have no {size} equal parts"),
+        )
+        .in_call(call)
+        .at_rank(self.rank()))
+    }
+
+    fn elements(&self, call: &'static str, slice: &Slice, dtype: DataType) -> Result<usize> {
+        if slice.bytes().is_multiple_of(dtype.size()) {
+            return Ok(slice.bytes() / dtype.size());
+        }
+        Err(Error::new(
+            ErrorKind::InvalidArgument,
+            format!("{} bytes are no whole number of {dtype} elements", slice.bytes()),
+        )
+        .in_call(call)
+        .at_rank(self.rank()))
+    }
+
+    fn own_part(&self, whole: &Slice, part: &Slice) -> bool {
+        whole
+            .offset()
+            .checked_add(self.rank().index() * part.bytes())
+            .is_some_and(|offset| whole.same_region(part) && offset == part.offset())
+    }
+
+    /// Completes an error, and tells the peers if it concerns them.
+    fn tell(&self, call: &'static str, error: Error) -> Error {
+        let error = error.in_call(call).at_rank(self.rank());
+        if !matches!(
+            error.kind(),
+            ErrorKind::InvalidArgument | ErrorKind::OutOfBounds | ErrorKind::WouldDeadlock
+        ) {
+            self.membership.give_up(&error);
+        }
+        error
+    }
+}
+
+fn separate<'a, T: Element>(input: &'a [T], output: &'a mut [T]) -> Buffers<'a> {
+    Buffers::Separate {
+        input: bytemuck::cast_slice(input),
+        output: bytemuck::cast_slice_mut(output),
+    }
+}
+
+fn same_memory(a: &Slice, b: &Slice) -> bool {
+    a.same_region(b) && a.offset() == b.offset() && a.bytes() == b.bytes()
+}

@@ -1,0 +1,110 @@
+//! Plans carried out on real numbers in random order give what a plain loop gives.
+
+mod machine;
+
+use hcomm_coll::algorithms::{Params, algorithms};
+use hcomm_coll::plan::{Operation, Plan, Shape};
+use hcomm_types::{DataType, Rank, ReduceOp};
+use machine::{Machine, Random};
+
+/// Runs a plan to its end in an order drawn from a seed.
+fn run(plan: &Plan, seed: u64) {
+    let machine = Machine::new(plan, seed);
+    let mut random = Random::new(!seed);
+    let mut state = machine.start();
+    loop {
+        let choices = machine.choices(&state);
+        if choices.is_empty() {
+            break;
+        }
+        let choice = choices[random.below(choices.len())];
+        if let Err(wrong) = machine.step(&mut state, choice) {
+            panic!(
+                "{} for {}, seed {seed}: {wrong:?}",
+                plan.algorithm, plan.shape
+            );
+        }
+    }
+    machine
+        .check_end(&state)
+        .unwrap_or_else(|wrong| panic!("{} for {}: {wrong:?}", plan.algorithm, plan.shape));
+    if matches!(plan.shape.operation, Operation::AllReduce) {
+        for rank in 1..plan.shape.ranks {
+            assert_eq!(machine.output(&state, rank), machine.output(&state, 0));
+        }
+    }
+}
+
+fn run_all(ranks: u32, counts: &[u64], dtypes: &[DataType], redops: &[ReduceOp]) {
+    let params = Params {
+        scratch_bytes: 3072,
+        slice_bytes: 512,
+    };
+    let operations = [
+        Operation::AllReduce,
+        Operation::AllGather,
+        Operation::ReduceScatter,
+        Operation::Broadcast {
+            root: Rank(ranks - 1),
+        },
+        Operation::Barrier,
+        Operation::SendRecv {
+            from: Rank(ranks - 1),
+            to: Rank(0),
+        },
+    ];
+    let mut seed = u64::from(ranks) << 32;
+    for algorithm in algorithms() {
+        for operation in operations {
+            let redops = if operation.reduces() {
+                redops
+            } else {
+                &redops[..1]
+            };
+            for &redop in redops {
+                for &dtype in dtypes {
+                    for &count in counts {
+                        for in_place in [false, true] {
+                            let shape = Shape {
+                                operation,
+                                ranks,
+                                count,
+                                dtype,
+                                redop,
+                                in_place,
+                            };
+                            if algorithm.supports(&shape) {
+                                seed += 1;
+                                run(&algorithm.plan(&shape, &params).unwrap(), seed);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn every_type_and_reduction() {
+    run_all(3, &[37], &DataType::ALL, &ReduceOp::ALL);
+}
+
+#[test]
+fn one_to_nine_ranks() {
+    for ranks in 1..=9 {
+        run_all(ranks, &[0, 1, 5, 129], &[DataType::I32], &[ReduceOp::Sum]);
+    }
+}
+
+#[test]
+fn many_slices() {
+    for ranks in [2, 3, 4] {
+        run_all(
+            ranks,
+            &[1021],
+            &[DataType::F32, DataType::U8],
+            &[ReduceOp::Max],
+        );
+    }
+}

@@ -1,0 +1,457 @@
+//! Whatever changes the meaning of a plan, the verifier rejects.
+//!
+//! Small plans are damaged at random. Whether that changes the meaning is decided by running the
+//! damaged plan in *every* order (a search over all states of the tests' own machine): some order
+//! ends in a wrong output, in a deadlock, out of bounds, or with a notify that is not back where
+//! it began. All those plans must be rejected. The verifier may reject others, too: it does not
+//! accept, for example, a race between two writes of the same value.
+
+mod machine;
+
+use std::collections::{BTreeMap, HashSet};
+
+use hcomm_coll::algorithms::{Params, algorithms};
+use hcomm_coll::plan::{Buffer, Loc, Operation, Plan, PlanFormat, RankPlan, Shape, Task};
+use hcomm_coll::verify::{Finding, verify};
+use hcomm_types::{DataType, Rank, ReduceOp};
+use machine::{Machine, Random, State, Wrong};
+
+/// States looked at before the search gives up on a plan.
+const MOST_STATES: usize = 60_000;
+
+/// What all orders of a plan lead to.
+#[derive(Debug, PartialEq)]
+enum Meaning {
+    Kept,
+    Changed(Wrong),
+    /// Too many states.
+    Open,
+}
+
+fn explore(plan: &Plan) -> Meaning {
+    let machine = Machine::new(plan, 7);
+    let mut seen: HashSet<State> = HashSet::new();
+    let mut open = vec![machine.start()];
+    while let Some(state) = open.pop() {
+        if seen.len() > MOST_STATES {
+            return Meaning::Open;
+        }
+        let choices = machine.choices(&state);
+        if choices.is_empty()
+            && let Err(wrong) = machine.check_end(&state)
+        {
+            return Meaning::Changed(wrong);
+        }
+        for choice in choices {
+            let mut next = state.clone();
+            if let Err(wrong) = machine.step(&mut next, choice) {
+                return Meaning::Changed(wrong);
+            }
+            if !seen.contains(&next) {
+                open.push(next);
+            }
+        }
+        seen.insert(state);
+    }
+    Meaning::Kept
+}
+
+/// Plans small enough to be run in every order.
+fn small_plans() -> Vec<Plan> {
+    let mut plans = vec![two_threads()];
+    for algorithm in algorithms() {
+        for (ranks, counts) in [(2, &[1, 11, 27][..]), (3, &[2, 9][..])] {
+            for operation in [
+                Operation::AllReduce,
+                Operation::AllGather,
+                Operation::ReduceScatter,
+                Operation::Broadcast {
+                    root: Rank(ranks - 1),
+                },
+                Operation::Barrier,
+                Operation::SendRecv {
+                    from: Rank(0),
+                    to: Rank(1),
+                },
+            ] {
+                for &count in counts {
+                    for in_place in [false, true] {
+                        let shape = Shape {
+                            operation,
+                            ranks,
+                            count,
+                            dtype: DataType::U64,
+                            redop: ReduceOp::Sum,
+                            in_place,
+                        };
+                        let params = Params {
+                            scratch_bytes: 384,
+                            slice_bytes: 64,
+                        };
+                        if algorithm.supports(&shape) {
+                            plans.push(algorithm.plan(&shape, &params).unwrap());
+                        }
+                    }
+                }
+            }
+        }
+    }
+    plans
+}
+
+/// Two threads a rank, joined by a thread notify, that reduce into each other's memory.
+fn two_threads() -> Plan {
+    let rank = |peer: Rank| {
+        let (scratch, input) = (Loc::scratch(0), Loc::input(0));
+        let first = vec![
+            Task::Copy {
+                dst: scratch,
+                src: input,
+                bytes: 16,
+            },
+            Task::Record { peer, notify: 0 },
+            Task::Wait { peer, notify: 1 },
+            Task::ThreadRecord {
+                thread: 1,
+                notify: 0,
+            },
+        ];
+        let second = vec![
+            Task::Wait { peer, notify: 0 },
+            Task::WriteReduce {
+                peer,
+                dst: scratch,
+                src: input,
+                count: 2,
+                notify: Some(1),
+            },
+            Task::ThreadWait { notify: 0 },
+            Task::Copy {
+                dst: Loc::output(0),
+                src: scratch,
+                bytes: 16,
+            },
+        ];
+        RankPlan {
+            threads: vec![first, second],
+            scratch_bytes: 16,
+        }
+    };
+    Plan {
+        format: PlanFormat::V1,
+        algorithm: "two_threads".to_owned(),
+        shape: Shape {
+            operation: Operation::AllReduce,
+            ranks: 2,
+            count: 2,
+            dtype: DataType::U64,
+            redop: ReduceOp::Sum,
+            in_place: false,
+        },
+        initial_credits: Vec::new(),
+        ranks: vec![rank(Rank(1)), rank(Rank(0))],
+    }
+}
+
+#[test]
+fn the_undamaged_plans_are_right_in_every_order() {
+    for plan in small_plans() {
+        let name = format!("{} for {}", plan.algorithm, plan.shape);
+        if let Err(finding) = verify(&plan) {
+            panic!("{name}: {finding}");
+        }
+        assert_eq!(explore(&plan), Meaning::Kept, "{name}");
+    }
+}
+
+#[test]
+fn every_change_of_meaning_is_rejected() {
+    reject_changes(2, 1_200);
+}
+
+#[test]
+#[ignore = "minutes: for long runs"]
+fn every_change_of_meaning_is_rejected_at_length() {
+    for seed in 3..13 {
+        reject_changes(seed, 5_000);
+    }
+}
+
+/// Damages plans until `wanted` changes of meaning have been seen.
+fn reject_changes(seed: u64, wanted: usize) {
+    let plans = small_plans();
+    let mut random = Random::new(seed);
+    let mut tally = Tally::default();
+    let mut tried = HashSet::new();
+    while tally.changed < wanted {
+        let plan = &plans[random.below(plans.len())];
+        let mut mutant = plan.clone();
+        let mut kind = mutate(&mut mutant, &mut random);
+        if random.below(4) == 0 {
+            kind = mutate(&mut mutant, &mut random).and(kind);
+        }
+        let Some(kind) = kind else { continue };
+        if mutant == *plan || !tried.insert(serde_json::to_string(&mutant).unwrap()) {
+            continue;
+        }
+        let verdict = verify(&mutant);
+        let meaning = explore(&mutant);
+        if let (Ok(_), Meaning::Changed(wrong)) = (&verdict, &meaning) {
+            panic!(
+                "accepted although {kind} led to {wrong:?}:\n{}",
+                serde_json::to_string_pretty(&mutant).unwrap()
+            );
+        }
+        tally.count(kind, verdict.err(), &meaning);
+    }
+    println!("{tally}");
+    assert!(tally.kinds.len() >= 10, "{tally}");
+    assert!(tally.faults.len() >= 15, "{tally}");
+}
+
+#[derive(Default)]
+struct Tally {
+    tried: usize,
+    changed: usize,
+    changed_and_rejected: usize,
+    kept: usize,
+    kept_but_rejected: usize,
+    open: usize,
+    open_and_accepted: usize,
+    kinds: BTreeMap<&'static str, usize>,
+    /// How mutants that changed their meaning were found out.
+    faults: BTreeMap<String, usize>,
+}
+
+impl Tally {
+    fn count(&mut self, kind: &'static str, finding: Option<Finding>, meaning: &Meaning) {
+        self.tried += 1;
+        let accepted = finding.is_none();
+        match meaning {
+            Meaning::Changed(_) => {
+                self.changed += 1;
+                self.changed_and_rejected += usize::from(!accepted);
+                *self.kinds.entry(kind).or_default() += 1;
+                let fault =
+                    finding.map_or_else(String::new, |finding| format!("{:?}", finding.fault));
+                let name = fault.split([' ', '(']).next().unwrap().to_owned();
+                *self.faults.entry(name).or_default() += 1;
+            }
+            Meaning::Kept => {
+                self.kept += 1;
+                self.kept_but_rejected += usize::from(!accepted);
+            }
+            Meaning::Open => {
+                self.open += 1;
+                self.open_and_accepted += usize::from(accepted);
+            }
+        }
+    }
+}
+
+impl std::fmt::Display for Tally {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "{} mutants: {} changed the meaning, of which {} were rejected; {} kept it, of which \
+             {} were rejected all the same; {} left open ({} accepted). Changes by kind: {:?}; \
+             by finding: {:?}",
+            self.tried,
+            self.changed,
+            self.changed_and_rejected,
+            self.kept,
+            self.kept_but_rejected,
+            self.open,
+            self.open_and_accepted,
+            self.kinds,
+            self.faults
+        )
+    }
+}
+
+/// Damages a plan; says how, or nothing if the place drawn has nothing to damage that way.
+fn mutate(plan: &mut Plan, random: &mut Random) -> Option<&'static str> {
+    let ranks = plan.ranks.len();
+    let rank = random.below(ranks);
+    let threads = &mut plan.ranks[rank].threads;
+    if threads.is_empty() {
+        return None;
+    }
+    let thread = random.below(threads.len());
+    let tasks = &mut threads[thread];
+    if tasks.is_empty() {
+        return None;
+    }
+    let index = random.below(tasks.len());
+    let other = random.below(tasks.len());
+    Some(match random.below(16) {
+        0 => {
+            tasks.remove(index);
+            "drop a task"
+        }
+        1 => {
+            tasks.swap(index, other);
+            "swap two tasks"
+        }
+        2 => {
+            let (a, b) = (random.below(3), random.below(3));
+            let first = locations(&mut tasks[index]).get(a).map(|loc| loc.offset)?;
+            let second = locations(&mut tasks[other]).get(b).map(|loc| loc.offset)?;
+            locations(&mut tasks[index])[a].offset = second;
+            locations(&mut tasks[other])[b].offset = first;
+            "swap two offsets"
+        }
+        3 => {
+            let by = [1, 8, 16, 64, u64::MAX, u64::MAX - 7, u64::MAX - 63][random.below(7)];
+            let pick = random.below(3);
+            let mut locations = locations(&mut tasks[index]);
+            let loc = locations.get_mut(pick)?;
+            loc.offset = loc.offset.wrapping_add(by);
+            "shift an offset"
+        }
+        4 => {
+            let pick = random.below(5);
+            let length = length(&mut tasks[index])?;
+            *length = match pick {
+                0 => *length - 1,
+                1 => *length + 1,
+                2 => *length / 2,
+                3 => *length * 2,
+                _ => length.saturating_sub(8),
+            };
+            "change a length"
+        }
+        5 => {
+            let task = tasks[index];
+            tasks.insert(other, task);
+            "duplicate a task"
+        }
+        6 => {
+            let to = Rank::from_index(random.below(ranks + 1));
+            match &mut tasks[index] {
+                Task::Write { peer, .. }
+                | Task::Read { peer, .. }
+                | Task::WriteReduce { peer, .. }
+                | Task::ReadReduce { peer, .. }
+                | Task::Record { peer, .. }
+                | Task::Wait { peer, .. } => *peer = to,
+                _ => return None,
+            }
+            "redirect to another peer"
+        }
+        7 => {
+            let to = u32::try_from(random.below(3)).unwrap();
+            match &mut tasks[index] {
+                Task::Write {
+                    notify: Some(notify),
+                    ..
+                }
+                | Task::WriteReduce {
+                    notify: Some(notify),
+                    ..
+                }
+                | Task::Record { notify, .. }
+                | Task::Wait { notify, .. }
+                | Task::ThreadRecord { notify, .. }
+                | Task::ThreadWait { notify } => *notify = to,
+                _ => return None,
+            }
+            "redirect to another notify"
+        }
+        8 => {
+            let task = tasks.remove(index);
+            let to = random.below(threads.len() + 1);
+            if to == threads.len() {
+                threads.push(Vec::new());
+            }
+            let at = random.below(threads[to].len() + 1);
+            threads[to].insert(at, task);
+            "move a task to another thread"
+        }
+        9 => {
+            let pick = random.below(3);
+            let to = [Buffer::Input, Buffer::Output, Buffer::Scratch][random.below(3)];
+            locations(&mut tasks[index]).get_mut(pick)?.buffer = to;
+            "change a buffer"
+        }
+        10 => {
+            match &mut tasks[index] {
+                Task::Write { notify, .. } | Task::WriteReduce { notify, .. } => {
+                    *notify = if notify.is_some() { None } else { Some(0) };
+                }
+                _ => return None,
+            }
+            "drop or add the notify of a write"
+        }
+        11..=14 => return drop_pair(plan, random),
+        _ => {
+            // Moves the tasks between two places, as a wrong hand in a generator would.
+            let task = tasks.remove(index);
+            tasks.insert(other.min(tasks.len()), task);
+            "move a task within its thread"
+        }
+    })
+}
+
+/// Takes a record away together with a wait for it, so that all notifies still come out even.
+fn drop_pair(plan: &mut Plan, random: &mut Random) -> Option<&'static str> {
+    let mut waits = Vec::new();
+    for (rank, rank_plan) in (0..).map(Rank).zip(&plan.ranks) {
+        for (thread, tasks) in rank_plan.threads.iter().enumerate() {
+            for (index, task) in tasks.iter().enumerate() {
+                if let Task::Wait { peer, notify } = *task {
+                    waits.push((rank, thread, index, peer, notify));
+                }
+            }
+        }
+    }
+    if waits.is_empty() {
+        return None;
+    }
+    let (rank, thread, index, peer, notify) = waits[random.below(waits.len())];
+    plan.ranks[rank.index()].threads[thread].remove(index);
+    let recorder = &mut plan.ranks.get_mut(peer.index())?.threads;
+    let mut records: Vec<(usize, usize)> = Vec::new();
+    for (thread, tasks) in recorder.iter().enumerate() {
+        for (index, task) in tasks.iter().enumerate() {
+            if task.records() == Some((rank, notify)) {
+                records.push((thread, index));
+            }
+        }
+    }
+    if records.is_empty() {
+        return None;
+    }
+    let (thread, index) = records[random.below(records.len())];
+    match &mut recorder[thread][index] {
+        Task::Write { notify, .. } | Task::WriteReduce { notify, .. } => *notify = None,
+        _ => {
+            recorder[thread].remove(index);
+        }
+    }
+    Some("drop a record and its wait")
+}
+
+fn locations(task: &mut Task) -> Vec<&mut Loc> {
+    match task {
+        Task::Copy { dst, src, .. }
+        | Task::Write { dst, src, .. }
+        | Task::Read { dst, src, .. }
+        | Task::WriteReduce { dst, src, .. } => vec![dst, src],
+        Task::Reduce { dst, a, b, .. } => vec![dst, a, b],
+        Task::ReadReduce { dst, a, src, .. } => vec![dst, a, src],
+        _ => Vec::new(),
+    }
+}
+
+fn length(task: &mut Task) -> Option<&mut u64> {
+    match task {
+        Task::Copy { bytes, .. } | Task::Write { bytes, .. } | Task::Read { bytes, .. } => {
+            Some(bytes)
+        }
+        Task::Reduce { count, .. }
+        | Task::WriteReduce { count, .. }
+        | Task::ReadReduce { count, .. } => Some(count),
+        _ => None,
+    }
+}
