@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use hcomm_coll::algorithms::{Params, algorithms};
 use hcomm_coll::plan::{Buffer, Loc, Operation, Plan, PlanFormat, RankPlan, Shape, Task};
-use hcomm_coll::verify::{Finding, verify};
+use hcomm_coll::verify::{Finding, Proof, verify};
 use hcomm_types::{DataType, Rank, ReduceOp};
 use machine::{Machine, Random, State, Wrong};
 
@@ -22,7 +22,12 @@ const MOST_STATES: usize = 60_000;
 /// What all orders of a plan lead to.
 #[derive(Debug, PartialEq)]
 enum Meaning {
-    Kept,
+    Kept {
+        /// The largest value of any notify in any order.
+        largest_counter: u64,
+        /// Whether in some order a rank has ended before another has begun.
+        left_early: bool,
+    },
     Changed(Wrong),
     /// Too many states.
     Open,
@@ -32,10 +37,13 @@ fn explore(plan: &Plan) -> Meaning {
     let machine = Machine::new(plan, 7);
     let mut seen: HashSet<State> = HashSet::new();
     let mut open = vec![machine.start()];
+    let (mut largest_counter, mut left_early) = (0, false);
     while let Some(state) = open.pop() {
         if seen.len() > MOST_STATES {
             return Meaning::Open;
         }
+        largest_counter = machine.largest_counter(&state).max(largest_counter);
+        left_early |= machine.someone_left_early(&state);
         let choices = machine.choices(&state);
         if choices.is_empty()
             && let Err(wrong) = machine.check_end(&state)
@@ -53,7 +61,26 @@ fn explore(plan: &Plan) -> Meaning {
         }
         seen.insert(state);
     }
-    Meaning::Kept
+    Meaning::Kept {
+        largest_counter,
+        left_early,
+    }
+}
+
+/// What the proof says about all orders is what the search over all orders has seen.
+fn assert_proof_holds(proof: &Proof, meaning: &Meaning, name: &str) {
+    match *meaning {
+        Meaning::Kept {
+            largest_counter,
+            left_early,
+        } => {
+            assert_eq!(proof.notify_capacity, largest_counter, "{name}");
+            let all_work = proof.ranks.iter().all(|rank| rank.tasks > 0);
+            assert!(proof.synchronising != left_early || !all_work, "{name}");
+        }
+        Meaning::Open => {}
+        Meaning::Changed(_) => panic!("{name}: accepted, but {meaning:?}"),
+    }
 }
 
 /// Plans small enough to be run in every order.
@@ -157,10 +184,13 @@ fn two_threads() -> Plan {
 fn the_undamaged_plans_are_right_in_every_order() {
     for plan in small_plans() {
         let name = format!("{} for {}", plan.algorithm, plan.shape);
-        if let Err(finding) = verify(&plan) {
-            panic!("{name}: {finding}");
-        }
-        assert_eq!(explore(&plan), Meaning::Kept, "{name}");
+        let proof = verify(&plan).unwrap_or_else(|finding| panic!("{name}: {finding}"));
+        let meaning = explore(&plan);
+        assert!(
+            matches!(meaning, Meaning::Kept { .. }),
+            "{name}: {meaning:?}"
+        );
+        assert_proof_holds(&proof, &meaning, &name);
     }
 }
 
@@ -196,11 +226,9 @@ fn reject_changes(seed: u64, wanted: usize) {
         }
         let verdict = verify(&mutant);
         let meaning = explore(&mutant);
-        if let (Ok(_), Meaning::Changed(wrong)) = (&verdict, &meaning) {
-            panic!(
-                "accepted although {kind} led to {wrong:?}:\n{}",
-                serde_json::to_string_pretty(&mutant).unwrap()
-            );
+        if let Ok(proof) = &verdict {
+            let text = serde_json::to_string_pretty(&mutant).unwrap();
+            assert_proof_holds(proof, &meaning, &format!("{kind}: {text}"));
         }
         tally.count(kind, verdict.err(), &meaning);
     }
@@ -237,7 +265,7 @@ impl Tally {
                 let name = fault.split([' ', '(']).next().unwrap().to_owned();
                 *self.faults.entry(name).or_default() += 1;
             }
-            Meaning::Kept => {
+            Meaning::Kept { .. } => {
                 self.kept += 1;
                 self.kept_but_rejected += usize::from(!accepted);
             }

@@ -348,6 +348,23 @@ impl<'p> Machine<'p> {
         Ok(())
     }
 
+    /// The largest value of any notify.
+    pub(crate) fn largest_counter(&self, state: &State) -> u64 {
+        let largest = state.counters.iter().copied().max().unwrap_or(0);
+        u64::try_from(largest).unwrap()
+    }
+
+    /// Whether some rank has ended before another has begun.
+    pub(crate) fn someone_left_early(&self, state: &State) -> bool {
+        let begun = |rank: u32| {
+            let mut threads = self.threads.iter().zip(&state.next);
+            threads.any(|((owner, _), next)| *owner == rank && *next > 0)
+        };
+        let ranks = 0..self.plan.shape.ranks;
+        ranks.clone().any(|rank| self.has_ended(state, rank))
+            && ranks.clone().any(|rank| !begun(rank))
+    }
+
     fn has_ended(&self, state: &State, rank: u32) -> bool {
         self.threads
             .iter()
