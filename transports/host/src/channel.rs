@@ -290,7 +290,7 @@ impl Channel {
         // SAFETY: the channel is alive, `turn` is ours.
         match unsafe { (self.0.device.0.calls.flush)(self.0.handle.as_ptr()) } {
             abi::STATUS_OK => Ok(true),
-            0.. => Ok(false),
+            1.. => Ok(false),
             fault => Err(self.0.device.info().plugin.fault("flush", fault, "")),
         }
     }
@@ -377,7 +377,7 @@ impl Channel {
                 dtype,
                 ..
             } => {
-                let bytes = count.checked_mul(dtype.size() as u64).unwrap_or(u64::MAX);
+                let bytes = count.saturating_mul(dtype.size() as u64);
                 (local, region, remote, offset, bytes)
             }
         };

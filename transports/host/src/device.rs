@@ -11,7 +11,7 @@ use hcomm_transport_abi as abi;
 use hcomm_types::{Address, Error, ErrorKind, Protocol, Result};
 
 use crate::plugin::Plugin;
-use crate::raw::FastCalls;
+use crate::raw::{FastCalls, checked};
 
 bitflags::bitflags! {
     /// What a device promises and demands: the `CAP_…` bits of the ABI.
@@ -197,26 +197,10 @@ impl Device {
             )
         };
         let handle = NonNull::new(handle).ok_or_else(|| broken("gave no device"))?;
-        // SAFETY: a table the plugin gave stays valid for ever; its header is read first.
-        let calls = unsafe { ops.as_ref() }
-            .ok_or_else(|| broken("gave no table of fast calls"))
+        // SAFETY: a table that a plugin gave stays valid for ever.
+        let calls = unsafe { checked(ops) }
+            .map_err(|error| broken(&format!("fast calls: {error}")))
             .and_then(|table| {
-                let expected = abi::Header::of::<abi::DataOpsV1>();
-                let found = table.header;
-                if found.magic != expected.magic
-                    || found.major != expected.major
-                    || found.size != expected.size
-                {
-                    return Err(broken(&format!(
-                        "table of fast calls has magic {:#x}, major {}, size {}; expected {:#x}, {}, {}",
-                        found.magic,
-                        found.major,
-                        found.size,
-                        expected.magic,
-                        expected.major,
-                        expected.size
-                    )));
-                }
                 FastCalls::from_table(table)
                     .map_err(|entry| broken(&format!("fast call `{entry}` is null")))
             });
@@ -257,7 +241,7 @@ impl Device {
         let status = unsafe { (self.0.calls.progress)(self.0.handle.as_ptr()) };
         let mut busy = match status {
             abi::STATUS_OK => true,
-            0.. => false,
+            1.. => false,
             fault => return Err(self.0.info.plugin.fault("progress", fault, "")),
         };
         if self.0.next_lane.load(Ordering::Relaxed) == 0 {

@@ -29,6 +29,15 @@ pub enum Source {
     SharedObject(PathBuf),
 }
 
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Linked => f.write_str("linked in"),
+            Self::SharedObject(path) => write!(f, "{}", path.display()),
+        }
+    }
+}
+
 /// A plugin that is loaded, checked and initialised. Lives until the process ends.
 pub struct Plugin {
     pub(crate) name: String,
@@ -98,11 +107,7 @@ impl Plugin {
         if status >= 0 {
             return Ok(status);
         }
-        let mut text = [0u8; 1024];
-        // SAFETY: `text` has room for as many bytes as we say.
-        let len = unsafe { (self.calls.last_error)(text.as_mut_ptr().cast(), text.len() as u32) };
-        let text = String::from_utf8_lossy(&text[..(len as usize).min(text.len())]).into_owned();
-        Err(self.fault(call, status, &text))
+        Err(self.fault(call, status, &self.calls.error_text()))
     }
 
     /// The error to a negative status of a fast call, which has no text.
@@ -160,7 +165,7 @@ pub(crate) fn explain(status: i32) -> (ErrorKind, String) {
 /// Makes the table that a plugin gets at init. Leaked: a plugin may keep it for ever.
 pub(crate) fn host_table(name: &str, reduce: ReduceKernel) -> Result<&'static HostV1> {
     let bell = Bell::process()?;
-    let name: &'static Box<str> = Box::leak(Box::new(name.into()));
+    let name: &'static String = Box::leak(Box::new(name.to_owned()));
     Ok(Box::leak(Box::new(HostV1 {
         header: Header::of::<HostV1>(),
         context: (&raw const *name).cast_mut().cast(),
@@ -183,7 +188,7 @@ unsafe extern "C" fn host_log(context: *mut c_void, level: u32, text: *const c_c
     // table's contract.
     let (plugin, bytes) = unsafe {
         (
-            &*context.cast::<Box<str>>(),
+            &*context.cast::<String>(),
             std::slice::from_raw_parts(text.cast::<u8>(), len),
         )
     };

@@ -5,9 +5,63 @@ use std::ffi::{c_char, c_void};
 
 use hcomm_transport_abi::{
     Channel, ChannelAttrV1, CompletionV1, CountersV1, DataOpsV1, DescriptorV1, Device,
-    DeviceAttrV1, HostV1, Import, ImportAttrV1, NotifyLineV1, Region, STATUS_OK,
+    DeviceAttrV1, Header, HostV1, Import, ImportAttrV1, NotifyLineV1, Region, STATUS_OK,
     STATUS_UNSUPPORTED, TransportV1,
 };
+
+/// Why a pointer is not taken for a table.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum TableError {
+    #[error("the table is null")]
+    Null,
+    #[error("the table lies at {0:#x}, which is not aligned to 8 bytes")]
+    Misaligned(usize),
+    #[error("the table begins with {found:#018x}; expected {expected:#018x}: not a table of hcomm")]
+    Magic { expected: u64, found: u64 },
+    #[error(
+        "the table has major version {found}; expected {expected}: rebuild the plugin against this hcomm"
+    )]
+    Major { expected: u16, found: u16 },
+    #[error("the table has {found} bytes; expected {expected}: built against an edited header")]
+    Size { expected: u32, found: u32 },
+}
+
+/// The table behind a pointer that a plugin gave. Nothing but the header is read until it fits.
+///
+/// # Safety
+/// `table` is null, or points to a [`Header`] followed by as many bytes as it says, which never
+/// change; a header that fits in all parts is that of a `T`.
+pub(crate) unsafe fn checked<T>(table: *const T) -> Result<&'static T, TableError> {
+    if table.is_null() {
+        return Err(TableError::Null);
+    }
+    if !table.is_aligned() {
+        return Err(TableError::Misaligned(table.addr()));
+    }
+    // SAFETY: not null and aligned; the header is there by the caller's promise.
+    let found = unsafe { *table.cast::<Header>() };
+    let expected = Header::of::<T>();
+    if found.magic != expected.magic {
+        return Err(TableError::Magic {
+            expected: expected.magic,
+            found: found.magic,
+        });
+    }
+    if found.major != expected.major {
+        return Err(TableError::Major {
+            expected: expected.major,
+            found: found.major,
+        });
+    }
+    if found.size != expected.size {
+        return Err(TableError::Size {
+            expected: expected.size,
+            found: found.size,
+        });
+    }
+    // SAFETY: the header fits, so a whole `T` is there, for ever.
+    Ok(unsafe { &*table })
+}
 
 /// A plain table of functions from one of optional functions: `mandatory` entries must be there,
 /// `or` gives the stand-in for the others.
@@ -56,7 +110,16 @@ filled_table! {
     destroy_channel: fn(*mut Channel) -> i32;
     counters: fn(*mut Device, *mut CountersV1) -> i32, or no_counters;
     last_error: fn(*mut c_char, u32) -> u32;
-    extension: fn(u32) -> *const c_void, or no_extension;
+}
+
+impl SlowCalls {
+    /// The plugin's text to the latest negative status on this OS thread.
+    pub(crate) fn error_text(&self) -> String {
+        let mut text = [0u8; 1024];
+        // SAFETY: `text` has room for as many bytes as we say.
+        let len = unsafe { (self.last_error)(text.as_mut_ptr().cast(), text.len() as u32) };
+        String::from_utf8_lossy(&text[..(len as usize).min(text.len())]).into_owned()
+    }
 }
 
 filled_table! {
@@ -92,10 +155,6 @@ unsafe extern "C" fn no_allocate(
 
 unsafe extern "C" fn no_counters(_: *mut Device, _: *mut CountersV1) -> i32 {
     STATUS_UNSUPPORTED
-}
-
-unsafe extern "C" fn no_extension(_: u32) -> *const c_void {
-    std::ptr::null()
 }
 
 unsafe extern "C" fn no_wake_fd(_: *mut Device) -> i32 {
