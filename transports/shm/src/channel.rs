@@ -582,7 +582,7 @@ impl ChannelInner {
     fn step(&self, peer: &ChannelBlob) -> Result<Option<Side>, Fault> {
         let active = self.identity < peer.identity;
         if !active {
-            self.device.serve_door();
+            self.device.serve_door()?;
         }
         let mut setup = lock(&self.setup);
         if setup.memory.is_none() {

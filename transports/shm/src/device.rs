@@ -19,7 +19,7 @@ use crate::limits::system_fault;
 use crate::region::RegionCore;
 use crate::socket::{Mail, Mailbox, open_listener, take_connection};
 use crate::sys::peer_uid;
-use crate::wire::{Frame, MAX_BLOB_BYTES, MAX_NOTIFIES, Token, same_secret};
+use crate::wire::{Frame, Hello, MAX_BLOB_BYTES, MAX_NOTIFIES, Token, same_secret};
 
 /// Time of an empty transfer: a store seen by another core. A figure for planning, not measured
 /// here; `hcomm tune` replaces it.
@@ -54,7 +54,8 @@ pub(crate) struct DeviceCore {
     unconnected: AtomicUsize,
     /// What channels counted that are gone.
     past: Mutex<CountersV1>,
-    full: AtomicBool,
+    /// Whether a failing door was told to the log.
+    told: AtomicBool,
 }
 
 /// What keeps a device open.
@@ -117,9 +118,14 @@ pub(crate) fn attributes() -> DeviceAttributes {
 
 impl DeviceCore {
     pub(crate) fn open(host: Host) -> Result<Arc<Self>, Fault> {
+        Self::open_in(process_token()?, host)
+    }
+
+    /// A device that believes to be in the process of that name.
+    pub(crate) fn open_in(process: Token, host: Host) -> Result<Arc<Self>, Fault> {
         let device = Arc::new(Self {
             host,
-            process: process_token()?,
+            process,
             token: random_token()?,
             numbers: AtomicU64::new(1),
             open: Default::default(),
@@ -130,7 +136,7 @@ impl DeviceCore {
             epoll: OnceLock::new(),
             unconnected: AtomicUsize::new(0),
             past: Mutex::default(),
-            full: AtomicBool::new(false),
+            told: AtomicBool::new(false),
         });
         lock(devices()).insert(device.token, Arc::downgrade(&device));
         Ok(device)
@@ -210,8 +216,15 @@ impl DeviceCore {
         self.unconnected.fetch_sub(1, Ordering::AcqRel);
     }
 
-    pub(crate) fn expects_peers(&self) -> bool {
+    /// Serves the door while a channel waits for its peer; no system call otherwise.
+    pub(crate) fn expect_peers(&self) -> bool {
         self.unconnected.load(Ordering::Acquire) > 0
+            && self.serve_door().unwrap_or_else(|fault| {
+                if !self.told.swap(true, Ordering::Relaxed) {
+                    self.host.log(LOG_WARN, &fault.text);
+                }
+                false
+            })
     }
 
     pub(crate) fn counters(&self) -> CountersV1 {
@@ -244,39 +257,34 @@ impl DeviceCore {
     }
 
     /// Lets in who knocks and hands those that prove themselves to their channels. Never waits.
-    pub(crate) fn serve_door(&self) -> bool {
+    /// Fails when this process has no descriptor left for them.
+    pub(crate) fn serve_door(&self) -> Result<bool, Fault> {
         let mut guard = lock(&self.door);
         let Some(door) = guard.as_mut() else {
-            return false;
+            return Ok(false);
         };
-        let mut moved = false;
+        let mut moved = self.hear_strangers(&mut door.strangers)?;
         for _ in 0..MAX_ACCEPTS {
-            match take_connection(&door.listener) {
-                Ok(Some(socket)) => {
-                    moved = true;
-                    if door.strangers.len() >= MAX_STRANGERS {
-                        // Who has been silent the longest. An honest peer speaks at once.
-                        door.strangers.remove(0);
-                    }
-                    if is_welcome(&socket) {
-                        door.strangers.push((socket, Mailbox::new()));
-                        self.hear_strangers(&mut door.strangers);
-                    }
-                }
-                Ok(None) => break,
-                Err(errno) => {
-                    if !self.full.swap(true, Ordering::Relaxed) {
-                        let fault = system_fault("a connection from a peer", errno);
-                        self.host.log(LOG_WARN, &fault.text);
-                    }
-                    break;
-                }
+            let Some(socket) = take_connection(&door.listener)
+                .map_err(|errno| system_fault("a connection from a peer", errno))?
+            else {
+                break;
+            };
+            moved = true;
+            if !is_welcome(&socket) {
+                continue;
             }
+            if door.strangers.len() >= MAX_STRANGERS {
+                // Who has been silent the longest. An honest peer speaks at once.
+                door.strangers.remove(0);
+            }
+            door.strangers.push((socket, Mailbox::new()));
+            self.hear_strangers(&mut door.strangers)?;
         }
-        self.hear_strangers(&mut door.strangers) || moved
+        Ok(moved)
     }
 
-    fn hear_strangers(&self, strangers: &mut Vec<(OwnedFd, Mailbox)>) -> bool {
+    fn hear_strangers(&self, strangers: &mut Vec<(OwnedFd, Mailbox)>) -> Result<bool, Fault> {
         let mut moved = false;
         let mut index = 0;
         while let Some((socket, mailbox)) = strangers.get_mut(index) {
@@ -287,26 +295,34 @@ impl DeviceCore {
             }
             moved = true;
             let (socket, mailbox) = strangers.remove(index);
-            // Everything else than a good hello ends the connection by dropping it.
-            if let Mail::Frame(Frame::Hello(hello), fds) = mail
-                && same_secret(&hello.to.process, &self.process)
-                && same_secret(&hello.to.device, &self.token)
-                && let Some(channel) = self.find_channel(hello.to.channel)
-            {
-                channel.arrive(Arrival {
-                    socket,
-                    mailbox,
-                    hello,
-                    fds,
-                });
-            } else {
-                self.host.log(
+            match mail {
+                Mail::Frame(Frame::Hello(hello), fds) if self.is_meant(&hello) => {
+                    // A channel that is gone needs no words: its peer sees the connection close.
+                    if let Some(channel) = self.find_channel(hello.to.channel) {
+                        channel.arrive(Arrival {
+                            socket,
+                            mailbox,
+                            hello,
+                            fds,
+                        });
+                    }
+                }
+                Mail::Short(Frame::Hello(hello)) if self.is_meant(&hello) => {
+                    return Err(system_fault("the descriptors of a peer", Errno::MFILE));
+                }
+                // Everything else ends the connection by dropping it.
+                _ => self.host.log(
                     LOG_WARN,
                     "shm: a connection that did not prove to be a peer was closed",
-                );
+                ),
             }
         }
-        moved
+        Ok(moved)
+    }
+
+    /// Whether the sender was given a blob of this device.
+    fn is_meant(&self, hello: &Hello) -> bool {
+        same_secret(&hello.to.process, &self.process) & same_secret(&hello.to.device, &self.token)
     }
 
     pub(crate) fn wake_fd(&self) -> Option<i32> {

@@ -104,7 +104,7 @@ pub(crate) fn flush(channel: &Channel) -> Result<bool, i32> {
 
 /// Serves peers and moves transfers on; whether anything was done.
 pub(crate) fn progress(device: &DeviceCore) -> bool {
-    let mut moved = device.expects_peers() && device.serve_door();
+    let mut moved = device.expect_peers();
     for channel in device.channels().iter() {
         let Ok(Link {
             side: Side::Other(other),
