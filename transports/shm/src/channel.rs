@@ -799,6 +799,11 @@ impl Other {
         }
     }
 
+    #[cfg(test)]
+    pub(crate) const fn socket(&self) -> &OwnedFd {
+        &self.socket
+    }
+
     /// Tells the peer that there is something on the socket.
     fn mail(&self) {
         self.segment.mail().fetch_add(1, Ordering::Release);

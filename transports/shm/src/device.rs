@@ -50,7 +50,7 @@ pub(crate) struct DeviceCore {
     door: Mutex<Option<Door>>,
     address: OnceLock<Vec<u8>>,
     epoll: OnceLock<OwnedFd>,
-    /// Channels that are not connected yet: only then peers are let in.
+    /// Channels that are not connected yet: only then progress looks at the door.
     unconnected: AtomicUsize,
     /// What channels counted that are gone.
     past: Mutex<CountersV1>,

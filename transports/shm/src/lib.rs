@@ -36,6 +36,8 @@
 mod channel;
 mod device;
 mod export;
+#[cfg(test)]
+mod hostile;
 mod limits;
 mod ops;
 mod region;
