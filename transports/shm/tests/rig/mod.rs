@@ -42,7 +42,7 @@ pub(crate) fn pattern(seed: u64, bytes: usize) -> Vec<u8> {
 }
 
 /// An open device.
-pub(crate) struct Device(hcomm_transport_shm::Device);
+pub(crate) struct Device(pub(crate) hcomm_transport_shm::Device);
 
 /// Memory of this side.
 pub(crate) struct Memory {
