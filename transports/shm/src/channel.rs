@@ -6,7 +6,7 @@
 //! answers with its own. The socket then stays open as a sign of life.
 
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use hcomm_transport_abi::{
@@ -15,7 +15,7 @@ use hcomm_transport_abi::{
 };
 use rustix::io::Errno;
 
-use crate::device::{DeviceCore, Kind, Open, find_device, is_welcome, lock};
+use crate::device::{DeviceCore, Kind, Open, find_device, is_welcome, lock, next_number};
 use crate::export::bell_of;
 use crate::limits::system_fault;
 use crate::region::RegionCore;
@@ -181,7 +181,7 @@ impl Channel {
             identity: Identity {
                 process,
                 device: token,
-                channel: device.next_number(),
+                channel: next_number(),
             },
             end: Arc::new(End {
                 segment,
@@ -865,7 +865,14 @@ fn open_bell(page: OwnedFd, offset: u32, event: Option<OwnedFd>) -> Result<PeerB
     let bytes = u64::from(offset) + 64;
     let mapping = map_peer_memory(&page, bytes, "its bell")?;
     if let Some(event) = &event {
-        // Writing to it must never block us.
+        // Anything else could raise SIGPIPE or block. Where /proc is missing it is believed.
+        let kind = std::fs::read_link(format!("/proc/self/fd/{}", event.as_raw_fd()));
+        if kind.is_ok_and(|kind| !kind.ends_with("anon_inode:[eventfd]")) {
+            return Err(Fault::new(
+                STATUS_REFUSED,
+                "the peer sent something else than an eventfd for its bell",
+            ));
+        }
         rustix::fs::fcntl_getfl(event)
             .and_then(|flags| rustix::fs::fcntl_setfl(event, flags | rustix::fs::OFlags::NONBLOCK))
             .map_err(|errno| system_fault("the peer's eventfd", errno))?;

@@ -43,7 +43,6 @@ pub(crate) struct DeviceCore {
     pub(crate) host: Host,
     process: Token,
     token: Token,
-    numbers: AtomicU64,
     open: [AtomicUsize; 3],
     regions: Mutex<HashMap<u64, Arc<RegionCore>>>,
     channels: Mutex<Vec<Arc<ChannelInner>>>,
@@ -127,7 +126,6 @@ impl DeviceCore {
             host,
             process,
             token: random_token()?,
-            numbers: AtomicU64::new(1),
             open: Default::default(),
             regions: Mutex::default(),
             channels: Mutex::default(),
@@ -163,11 +161,6 @@ impl DeviceCore {
     /// Tokens of the process and of the device.
     pub(crate) const fn names(&self) -> (Token, Token) {
         (self.process, self.token)
-    }
-
-    /// A number that no other region or channel of the device has or had.
-    pub(crate) fn next_number(&self) -> u64 {
-        self.numbers.fetch_add(1, Ordering::Relaxed)
     }
 
     pub(crate) fn add_region(&self, region: &Arc<RegionCore>) {
@@ -374,6 +367,12 @@ impl Drop for Open {
 /// A device of this process.
 pub(crate) fn find_device(token: &Token) -> Option<Arc<DeviceCore>> {
     lock(devices()).get(token).and_then(Weak::upgrade)
+}
+
+/// A number that no other region or channel of this process has or had.
+pub(crate) fn next_number() -> u64 {
+    static NUMBERS: AtomicU64 = AtomicU64::new(1);
+    NUMBERS.fetch_add(1, Ordering::Relaxed)
 }
 
 /// 128 bits that nobody can guess.

@@ -217,6 +217,41 @@ fn a_segment_that_could_shrink_is_refused() {
 }
 
 #[test]
+fn a_bell_that_is_none_is_refused() {
+    let pipe = rustix::pipe::pipe().unwrap().1;
+    let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
+    // Page and event descriptor, offset, and whether that is a bell.
+    for (event, offset, good) in [
+        (pipe.as_fd(), 0, false),
+        (event.as_fd(), 32, false),
+        (event.as_fd(), u32::MAX - 63, false),
+        (event.as_fd(), 4096 - 64, true),
+    ] {
+        let (low, high) = (open(LOW), open(HIGH));
+        let (a, b) = (channel(&low), channel(&high));
+        let (blob_a, blob_b) = (a.blob().unwrap(), blob_of(&b));
+        let segment = crate::limits::reserved_memory("test", 1 << 20).unwrap();
+        let page = crate::limits::reserved_memory("test", 4096).unwrap();
+        let socket = open_connection(&blob_b.address).unwrap();
+        let hello = Frame::Hello(Hello {
+            to: blob_b.identity,
+            from: blob_of(&a).identity,
+            notifies: 2,
+            bell_offset: offset,
+            fds: crate::wire::FD_BELL | crate::wire::FD_EVENT,
+        });
+        let fds = [segment.as_fd(), page.as_fd(), event];
+        assert!(send_frame(&socket, &hello, &fds).unwrap());
+        let connected = b.connect(&blob_a);
+        if good {
+            assert_eq!(connected, Ok(Connect::Connected));
+        } else {
+            assert_eq!(connected.unwrap_err().status, STATUS_REFUSED);
+        }
+    }
+}
+
+#[test]
 fn a_frame_out_of_place_breaks_the_link() {
     for (frame, status) in [
         (

@@ -135,50 +135,37 @@ fn take(inner: &ChannelInner, link: &Link, descriptor: &DescriptorV1) -> Result<
     if notify.is_some_and(|(index, _)| index >= link.segment().notifies()) {
         return Err(STATUS_INVALID_ARGUMENT);
     }
+    // Decided before the bytes move: a descriptor that is not taken leaves no trace, and the place
+    // in the queue stays free, for only this thread fills it.
+    let behind =
+        notify.is_some() && inner.staged.load(Ordering::Acquire) != 0 && must_follow(inner)?;
     let staged_to = match descriptor.opcode {
         OP_NOTIFY => None,
         OP_WRITE | OP_READ | OP_WRITE_REDUCE | OP_READ_REDUCE => {
-            let local = local_of(descriptor)?;
-            move_bytes(inner, descriptor, local)?
+            move_bytes(inner, descriptor, local_of(descriptor)?)?
         }
         _ => return Err(STATUS_UNSUPPORTED),
     };
     if let Some((region, key)) = staged_to {
-        let local = local_of(descriptor)?;
-        let reduction = (descriptor.dtype, descriptor.redop);
-        return hand_over(
-            inner,
-            Transfer::new(
-                descriptor.opcode,
-                local,
-                region,
-                key,
-                descriptor.remote_offset,
-                notify,
-                reduction,
-                descriptor.cookie,
-            ),
+        let transfer = Transfer::new(
+            descriptor.opcode,
+            local_of(descriptor)?,
+            region,
+            key,
+            descriptor.remote_offset,
+            notify,
+            (descriptor.dtype, descriptor.redop),
+            descriptor.cookie,
         );
+        return hand_over(inner, transfer);
     }
     let Some((index, fingerprint)) = notify else {
         return Ok(Taken::Inline);
     };
-    if inner.staged.load(Ordering::Acquire) != 0 && must_follow(inner)? {
+    if behind {
         // The bytes of this descriptor, if any, have landed; its notify goes behind what is on its
         // way.
-        return hand_over(
-            inner,
-            Transfer::new(
-                OP_NOTIFY,
-                Span::EMPTY,
-                0,
-                [0; 16],
-                0,
-                notify,
-                (0, 0),
-                descriptor.cookie,
-            ),
-        );
+        return hand_over(inner, Transfer::notify_only(notify, descriptor.cookie));
     }
     link.segment().record(index, fingerprint);
     inner.ring(link);
@@ -244,23 +231,20 @@ fn move_bytes(
     }
 }
 
-/// Whether a notify must go through the ring to keep its place.
+/// Whether a notify must go through the ring to keep its place. Refused if it cannot.
 fn must_follow(inner: &ChannelInner) -> Result<bool, i32> {
     let (outbound, _) = pump(inner);
     match outbound.unreported_failure() {
         // It would announce what never came.
         Some(status) => Err(status),
+        None if outbound.is_full() => Err(STATUS_NO_RESOURCE),
         None => Ok(outbound.unfinished() > 0),
     }
 }
 
 /// Puts a transfer into the queue of the ring and starts it.
 fn hand_over(inner: &ChannelInner, transfer: Transfer) -> Result<Taken, i32> {
-    let notifies = transfer.notify.is_some();
     let (mut outbound, _) = pump(inner);
-    if notifies && let Some(status) = outbound.unreported_failure() {
-        return Err(status);
-    }
     if !outbound.accept(transfer) {
         return Err(STATUS_NO_RESOURCE);
     }

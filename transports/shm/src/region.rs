@@ -12,7 +12,7 @@ use hcomm_transport_abi::{
 };
 
 use crate::channel::{Answer, Channel, ChannelInner};
-use crate::device::{DeviceCore, Kind, Open, find_device, random_token};
+use crate::device::{DeviceCore, Kind, Open, find_device, next_number, random_token};
 use crate::limits::{reserved_memory, system_fault, whole_pages};
 use crate::segment::map_peer_memory;
 use crate::sys::{Mapping, Span};
@@ -79,7 +79,7 @@ impl Region {
         backing: Option<Backing>,
     ) -> Result<Self, Fault> {
         let core = Arc::new(RegionCore {
-            number: device.next_number(),
+            number: next_number(),
             key: random_token()?,
             span,
             backing,

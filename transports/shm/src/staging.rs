@@ -103,13 +103,24 @@ impl Outbound {
         }
     }
 
-    /// Takes a transfer if there is room.
-    pub(crate) fn accept(&mut self, transfer: Transfer) -> bool {
-        if self.waiting.len() >= self.depth {
+    /// Takes a transfer if there is room. One that notifies fails at once while an earlier failure
+    /// was not polled: it would announce what never came.
+    pub(crate) fn accept(&mut self, mut transfer: Transfer) -> bool {
+        if self.is_full() {
             return false;
+        }
+        if transfer.notify.is_some()
+            && let Some(status) = self.unreported_failure()
+        {
+            transfer.progress.status = status;
         }
         self.waiting.push_back(transfer);
         true
+    }
+
+    /// Whether no transfer can be taken.
+    pub(crate) fn is_full(&self) -> bool {
+        self.waiting.len() >= self.depth
     }
 
     /// Accepted transfers that are not finished.
@@ -228,7 +239,8 @@ impl Outbound {
             peer.tail().store(self.tail, Ordering::Release);
             pumped.issued = true;
         }
-        // Transfers that ended without being put in are behind us as well.
+        // Those that failed before they were put in.
+        self.retire();
         Ok(())
     }
 
@@ -285,6 +297,20 @@ impl Transfer {
             cookie,
             progress: Steps::default(),
         }
+    }
+
+    /// A notify alone.
+    pub(crate) fn notify_only(notify: Option<(u32, [u64; 2])>, cookie: u64) -> Self {
+        Self::new(
+            OP_NOTIFY,
+            Span::EMPTY,
+            0,
+            [0; 16],
+            0,
+            notify,
+            (0, 0),
+            cookie,
+        )
     }
 
     fn bytes(&self) -> u64 {

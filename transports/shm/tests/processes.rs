@@ -275,6 +275,8 @@ fn a_full_queue_is_back_pressure() {
     agent.connect(&device, &end, 1);
     let blob = agent.ask("register 600000 1");
     let remote = import(&device, &end, &blob);
+    let words = agent.ask("allocate 400 9");
+    let mapped = import(&device, &end, &words);
     assert_eq!(agent.ask("still"), "still");
     let mut data = pattern(4, 600_000);
     let write = transfer(OP_WRITE, data.as_mut_ptr(), &remote, 0, data.len());
@@ -282,6 +284,11 @@ fn a_full_queue_is_back_pressure() {
     assert_eq!((posted.accepted, posted.inline_done), (4, 0));
     assert_eq!(posted.status, STATUS_NO_RESOURCE);
     assert_eq!(end.flush(), Ok(false));
+    // A notify would have to queue, so nothing of its descriptor is done: it will be posted again.
+    let reduce = transfer(OP_WRITE_REDUCE, data.as_mut_ptr(), &mapped, 0, 400);
+    let reduce = with_notify(reducing(reduce, 2, 0), 0, [0; 2]);
+    assert_eq!(end.post(reduce), (false, STATUS_NO_RESOURCE));
+    assert_eq!(unhex(&agent.ask("bytes 1 0 400")), pattern(9, 400));
     assert_eq!(agent.ask("go"), "going");
     let mut done = 0;
     until("completions", || {
@@ -290,6 +297,9 @@ fn a_full_queue_is_back_pressure() {
         (done == 4).then_some(())
     });
     assert_eq!(end.flush(), Ok(true));
+    assert_eq!(end.post(reduce), (true, STATUS_OK));
+    assert_eq!(agent.ask("peek 0"), "1 [0, 0]");
+    end.release(mapped);
     end.release(remote);
 }
 
