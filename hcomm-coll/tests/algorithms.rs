@@ -1,5 +1,10 @@
 //! Every algorithm, operation and rank count, on sizes around every switch: proven right.
 
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test ends at whatever it does not expect"
+)]
+
 use std::collections::BTreeSet;
 
 use hcomm_coll::algorithms::{Algorithm, Params, PlanError, algorithms, by_name};
@@ -60,7 +65,7 @@ fn prove(plan: &Plan) -> Proof {
 
 /// Counts whose bytes lie on both sides of where slices, slots and parts change.
 fn counts(ranks: u64, size: u64) -> BTreeSet<u64> {
-    let mut counts: BTreeSet<u64> = [0, 1, 2, 3, 7, 31, 127, 509, 1021].into();
+    let mut counts: BTreeSet<u64> = [0, 1, 3, 7, 127, 509, 1021].into();
     let n = ranks.max(2);
     let switches = [
         64, // a line
@@ -141,8 +146,8 @@ fn few_ranks_every_switch() {
 #[test]
 fn five_to_nine_ranks() {
     for ranks in 5..=9 {
-        let dtypes = [SIZES[ranks as usize % 4], DataType::F32];
-        prove_all(ranks, &dtypes, &PARAMS, |bytes| bytes <= 4096);
+        let dtype = SIZES[ranks as usize % 4];
+        prove_all(ranks, &[dtype], &PARAMS, |bytes| bytes <= 4096);
     }
 }
 
@@ -167,7 +172,7 @@ fn sixty_four_ranks_of_everything_once() {
     };
     for algorithm in algorithms() {
         for operation in operations(64) {
-            let shape = shape(operation, 64, 1021, DataType::I32, false);
+            let shape = shape(operation, 64, 509, DataType::I32, false);
             if algorithm.supports(&shape) {
                 check(&plan(*algorithm, &shape, &params), &params);
             }

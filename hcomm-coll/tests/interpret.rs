@@ -1,5 +1,11 @@
 //! Plans carried out on real numbers in random order give what a plain loop gives.
 
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test ends at whatever it does not expect"
+)]
+
+#[allow(dead_code, reason = "the search over all orders uses the rest")]
 mod machine;
 
 use hcomm_coll::algorithms::{Params, algorithms};

@@ -1,12 +1,17 @@
 //! Vector clocks.
 //!
-//! Components below the number of threads belong to a thread each: the value of its own component
-//! is the number of records the thread has made, plus one. The components above belong to a pair
-//! of a thread and a peer it writes to: their value counts the records between them.
+//! A clock has a component for each thread, whose value is the number of records the thread has
+//! made, plus one. Writes into a peer's memory are not at the thread's own time: they have landed
+//! when a later record to that peer has been waited for. [`Landings`] remembers these waits, so
+//! whether somebody knows that a write has landed is whether they know of such a wait.
 
 use std::rc::Rc;
 
-/// A moment that can be before others: an access, by the component that carries it.
+use smallvec::SmallVec;
+
+/// A moment that can be before others. The component is a thread; or, from the number of threads
+/// on, a pair of a thread and a peer it writes to, and then the value is the number of the first
+/// record between them that follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Moment {
     pub(super) component: u32,
@@ -27,12 +32,12 @@ pub(super) struct Clock {
 pub(super) struct Message {
     known: Rc<[u32]>,
     own: Moment,
-    landed: Option<Moment>,
+    pub(super) landed: Option<Moment>,
 }
 
 impl Clock {
-    pub(super) fn new(components: usize, own: usize) -> Self {
-        let mut known = vec![0; components];
+    pub(super) fn new(threads: usize, own: usize) -> Self {
+        let mut known = vec![0; threads];
         known[own] = 1;
         Self {
             known,
@@ -49,11 +54,6 @@ impl Clock {
         }
     }
 
-    /// Whether a moment is before the thread's next task.
-    pub(super) fn covers(&self, moment: Moment) -> bool {
-        covers(&self.known, moment)
-    }
-
     /// Makes a record, which carries all that is known; `landed` says which writes come before it.
     pub(super) fn send(&mut self, landed: Option<Moment>) -> Message {
         let known = Rc::clone(
@@ -68,10 +68,8 @@ impl Clock {
     /// Takes in what a record carried.
     pub(super) fn receive(&mut self, message: &Message) {
         self.join(&message.known);
-        for moment in [Some(message.own), message.landed].into_iter().flatten() {
-            let known = &mut self.known[moment.component as usize];
-            *known = (*known).max(moment.value);
-        }
+        let known = &mut self.known[message.own.component as usize];
+        *known = (*known).max(message.own.value);
     }
 
     /// Takes in all that somebody else knows.
@@ -92,7 +90,80 @@ impl Clock {
     }
 }
 
-/// Whether a moment is among what is known.
+/// Which waits have shown that writes have landed.
+#[derive(Debug)]
+pub(super) struct Landings {
+    threads: usize,
+    /// By pair of writing thread and peer: for each thread of the peer, what its waits have shown.
+    seen: Vec<SmallVec<[Seen; 1]>>,
+}
+
+#[derive(Debug)]
+struct Seen {
+    thread: u32,
+    /// Number of the record that was waited for and the waiter's own time; both only grow.
+    waits: Vec<(u32, u32)>,
+}
+
+impl Landings {
+    pub(super) fn new(threads: usize, pairs: usize) -> Self {
+        let seen = (0..pairs).map(|_| SmallVec::new()).collect();
+        Self { threads, seen }
+    }
+
+    /// Remembers a wait for a record that writes came before.
+    pub(super) fn show(&mut self, landed: Moment, wait: Moment) {
+        let seen = &mut self.seen[landed.component as usize - self.threads];
+        let waits = match seen.iter_mut().find(|seen| seen.thread == wait.component) {
+            Some(seen) => &mut seen.waits,
+            None => {
+                seen.push(Seen {
+                    thread: wait.component,
+                    waits: Vec::new(),
+                });
+                &mut seen.last_mut().expect("just pushed").waits
+            }
+        };
+        // A wait for an older record shows nothing that this thread had not seen.
+        if waits
+            .last()
+            .is_none_or(|(record, _)| *record < landed.value)
+        {
+            waits.push((landed.value, wait.value));
+        }
+    }
+}
+
+/// All that is before some point of a run.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Past<'r> {
+    pub(super) known: &'r [u32],
+    pub(super) landings: &'r Landings,
+}
+
+impl Past<'_> {
+    /// Whether a moment is before this point.
+    pub(super) fn covers(&self, moment: Moment) -> bool {
+        let Moment { component, value } = moment;
+        let Some(pair) = (component as usize).checked_sub(self.landings.threads) else {
+            return covers(self.known, moment);
+        };
+        self.landings.seen[pair].iter().any(|seen| {
+            let first = seen.waits.partition_point(|(record, _)| *record < value);
+            seen.waits.get(first).is_some_and(|(_, time)| {
+                covers(
+                    self.known,
+                    Moment {
+                        component: seen.thread,
+                        value: *time,
+                    },
+                )
+            })
+        })
+    }
+}
+
+/// Whether a moment of a thread's own time is among what is known.
 pub(super) fn covers(known: &[u32], moment: Moment) -> bool {
     known[moment.component as usize] >= moment.value
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use hcomm_types::Rank;
 
-use super::clock::{Clock, Message, Moment, covers};
+use super::clock::{Clock, Landings, Message, Moment, Past, covers};
 use super::finding::OtherTask;
 use super::layout::{Layout, Notify, notify_recorded, notify_waited};
 use super::memory::{Access, Memory, Race};
@@ -30,8 +30,9 @@ pub(super) struct Execution<'p> {
     /// The plan each rank is in, and how many of its threads are not done with it.
     current: Vec<(usize, usize)>,
     counters: HashMap<(usize, Notify), Counter>,
-    /// Records made, by the clock components of landings.
+    /// Records made between each pair of a thread and a peer it writes to.
     landed: Vec<u32>,
+    pub(super) landings: Landings,
     raced: HashSet<(usize, usize, u32, u32)>,
     notify_capacity: u64,
 }
@@ -59,7 +60,7 @@ struct Counter {
 impl<'p> Execution<'p> {
     pub(super) fn new(rounds: &'p [&'p Plan]) -> Self {
         let layout = Layout::new(rounds);
-        let (actors, components) = (layout.actors(), layout.components());
+        let (actors, pairs) = (layout.actors(), layout.landings());
         let ranks = rounds.first().map_or(0, |plan| plan.ranks.len());
         let mut execution = Self {
             rounds,
@@ -68,13 +69,12 @@ impl<'p> Execution<'p> {
             findings: Vec::new(),
             ends: vec![vec![None; ranks]; rounds.len()],
             starts: vec![vec![None; actors]; rounds.len()],
-            clocks: (0..actors)
-                .map(|actor| Clock::new(components, actor))
-                .collect(),
+            clocks: (0..actors).map(|actor| Clock::new(actors, actor)).collect(),
             next_task: vec![0; actors],
             current: vec![(0, 0); ranks],
             counters: HashMap::new(),
-            landed: vec![0; components - actors],
+            landed: vec![0; pairs],
+            landings: Landings::new(actors, pairs),
             raced: HashSet::new(),
             notify_capacity: 0,
             layout,
@@ -174,7 +174,7 @@ impl<'p> Execution<'p> {
     fn end(&mut self, rank: Rank, ready: &mut VecDeque<(Rank, usize)>) {
         let (round, _) = self.current[rank.index()];
         let actors = self.layout.actors_of(rank);
-        let mut known = vec![0; self.layout.components()];
+        let mut known = vec![0; self.layout.actors()];
         for actor in actors.clone() {
             for (joined, own) in known.iter_mut().zip(self.clocks[actor].known()) {
                 *joined = (*joined).max(*own);
@@ -232,6 +232,9 @@ impl<'p> Execution<'p> {
         let clock = &mut self.clocks[actor];
         if let Some(message) = message {
             clock.receive(&message);
+            if let Some(landed) = message.landed {
+                self.landings.show(landed, clock.now());
+            }
         }
         counter.waits.push_back(clock.now());
         true
@@ -256,7 +259,7 @@ impl<'p> Execution<'p> {
         while counter
             .waits
             .front()
-            .is_some_and(|wait| clock.covers(*wait))
+            .is_some_and(|wait| covers(clock.known(), *wait))
         {
             counter.waits.pop_front();
             counter.value -= 1;
@@ -553,8 +556,11 @@ impl Step<'_, '_> {
         };
         let mut races = Vec::new();
         let execution = &mut *self.execution;
-        let clock = &execution.clocks[self.actor];
-        let pieces = execution.memories[memory].read(range, access, clock, &mut races);
+        let past = Past {
+            known: execution.clocks[self.actor].known(),
+            landings: &execution.landings,
+        };
+        let pieces = execution.memories[memory].read(range, access, &past, &mut races);
         execution.report_races(memory, self.at, races);
         if let Some(piece) = pieces
             .iter()
@@ -580,8 +586,11 @@ impl Step<'_, '_> {
         };
         let mut races = Vec::new();
         let execution = &mut *self.execution;
-        let clock = &execution.clocks[self.actor];
-        execution.memories[memory].write(range, pieces, access, clock, &mut races);
+        let past = Past {
+            known: execution.clocks[self.actor].known(),
+            landings: &execution.landings,
+        };
+        execution.memories[memory].write(range, pieces, access, &past, &mut races);
         execution.report_races(memory, self.at, races);
     }
 

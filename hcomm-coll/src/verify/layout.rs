@@ -59,7 +59,7 @@ pub(super) struct Layout {
     ranks: usize,
     /// First thread of each rank, and the total at the end.
     first_actor: Vec<usize>,
-    /// Clock component of each pair of a thread and a peer that it writes to.
+    /// Component of the moments of each pair of a thread and a peer that it writes to.
     landings: HashMap<(usize, Rank), u32>,
     /// Scratch used by each plan of the row: 0 and 1 are the halves, others belong to one operation
     /// with credits each. Notifies of halves are one space, of the others one each.
@@ -136,8 +136,9 @@ impl Layout {
         self.first_actor[self.ranks]
     }
 
-    pub(super) fn components(&self) -> usize {
-        self.actors() + self.landings.len()
+    /// Number of pairs of a thread and a peer that it writes to.
+    pub(super) fn landings(&self) -> usize {
+        self.landings.len()
     }
 
     pub(super) fn actor(&self, rank: Rank, thread: usize) -> usize {

@@ -9,7 +9,7 @@ use std::ops::Range;
 use smallvec::SmallVec;
 
 use super::At;
-use super::clock::{Clock, Moment};
+use super::clock::{Moment, Past};
 use super::value::{Piece, Pieces, Value, push};
 
 /// One access, remembered.
@@ -83,14 +83,14 @@ impl Memory {
         &mut self,
         range: Range<u64>,
         access: Access,
-        clock: &Clock,
+        past: &Past<'_>,
         races: &mut Vec<Race>,
     ) -> Pieces {
         self.split(range.start);
         self.split(range.end);
         let mut pieces = Pieces::new();
         for (&start, cell) in self.cells.range_mut(range.clone()) {
-            if let Some(write) = cell.write.filter(|write| !clock.covers(write.moment)) {
+            if let Some(write) = cell.write.filter(|write| !past.covers(write.moment)) {
                 races.push(Race {
                     earlier: write,
                     earlier_writes: true,
@@ -122,7 +122,7 @@ impl Memory {
         range: Range<u64>,
         pieces: &[Piece],
         access: Access,
-        clock: &Clock,
+        past: &Past<'_>,
         races: &mut Vec<Race>,
     ) {
         self.split(range.start);
@@ -137,7 +137,7 @@ impl Memory {
             let earlier = cell.write.iter().map(|write| (write, true));
             for (earlier, writes) in earlier.chain(cell.reads.iter().map(|read| (read, false))) {
                 // What one task reads and then writes is no race with itself.
-                if earlier.at != access.at && !clock.covers(earlier.moment) {
+                if earlier.at != access.at && !past.covers(earlier.moment) {
                     let bytes = start..cell.end;
                     races.push(Race {
                         earlier: *earlier,

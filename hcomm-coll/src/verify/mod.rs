@@ -38,10 +38,9 @@
 //! so what it finds in the outputs is what every run leaves there.
 //!
 //! Writes into a peer's memory are asynchronous: they take effect at some time before the next
-//! record from the same thread to the same peer takes effect. Each pair of a writing thread and a
-//! peer has a clock component of its own for this, that advances with each record between them
-//! and that only a wait for such a record (or what follows it) has seen. The writing thread
-//! itself has not, so it may not touch what it wrote until word comes back.
+//! record from the same thread to the same peer does. So a write is before a later access exactly
+//! if the access is after some wait, at that peer, for a record that followed the write. The
+//! writing thread itself has not waited, so it may not touch what it wrote until word comes back.
 //!
 //! # Notify capacity
 //!

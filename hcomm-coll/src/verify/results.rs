@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use hcomm_types::Rank;
 
-use super::clock::covers;
+use super::clock::Past;
 use super::execution::Execution;
 use super::memory::Access;
 use super::structure::MAX_FINDINGS;
@@ -24,7 +24,15 @@ pub(super) fn check_ends(run: &mut Execution<'_>) -> bool {
             for (access, writes) in accesses.chain(cell.reads.iter().map(|read| (read, false))) {
                 let Access { moment, at } = *access;
                 let end = run.ends[at.round as usize][owner.index()].as_deref();
-                if at.rank == owner || end.is_some_and(|known| covers(known, moment)) {
+                if at.rank == owner
+                    || end.is_some_and(|known| {
+                        Past {
+                            known,
+                            landings: &run.landings,
+                        }
+                        .covers(moment)
+                    })
+                {
                     continue;
                 }
                 if writes && run.layout.is_landing(moment) {
