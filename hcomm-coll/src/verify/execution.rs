@@ -414,19 +414,18 @@ impl<'p> Execution<'p> {
             thread: thread as u32,
             index: self.next_task[self.layout.actor(rank, thread)] as u32,
         };
-        let mut because = String::new();
-        for (position, &link) in chain.iter().enumerate().skip(1) {
-            let before = if position == 1 {
-                "the record is in the way of "
-            } else {
-                ", which needs "
-            };
-            because += &format!("{before}{}", OtherTask::new(place(link), self.rounds));
+        let mut because = String::from("the record");
+        for &link in &chain[1..] {
+            let task = OtherTask::new(place(link), self.rounds);
+            because += &format!(" stands behind {task}, which needs a record that");
         }
-        if chain.contains(&here) {
-            because += &format!(", which leads back to rank {}, thread {}", here.0, here.1);
-        }
-        let because = because.trim_start_matches(", which ").to_owned();
+        let At {
+            rank,
+            thread,
+            index,
+            ..
+        } = place(here);
+        because += &format!(" stands behind rank {rank}, thread {thread}, task {index} again");
         self.report(place(start), Fault::Deadlock { because });
     }
 
