@@ -1,18 +1,16 @@
 //! The one symbolic run.
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::ops::Range;
 
 use hcomm_types::Rank;
 
-use super::clock::{Clock, Landings, Message, Moment, Past, covers};
-use super::finding::OtherTask;
+use super::clock::{Clock, Landings, Message, Moment, covers};
 use super::layout::{Layout, Notify, notify_recorded, notify_waited};
-use super::memory::{Access, Memory, Race};
+use super::memory::Memory;
 use super::structure::{MAX_FINDINGS, buffer_bytes};
-use super::value::{Content, Expressions, Misfit, Pieces, Value};
+use super::value::{Expressions, Value};
 use super::{At, Fault, Finding, results};
-use crate::plan::{Buffer, Loc, Plan, Task};
+use crate::plan::{Buffer, Plan};
 
 /// A row of plans under symbolic execution; mostly a row of one.
 pub(super) struct Execution<'p> {
@@ -25,15 +23,15 @@ pub(super) struct Execution<'p> {
     pub(super) ends: Vec<Vec<Option<Box<[u32]>>>>,
     /// The first moment of each thread in each plan, by actor.
     starts: Vec<Vec<Option<u32>>>,
-    clocks: Vec<Clock>,
-    next_task: Vec<usize>,
+    pub(super) clocks: Vec<Clock>,
+    pub(super) next_task: Vec<usize>,
     /// The plan each rank is in, and how many of its threads are not done with it.
-    current: Vec<(usize, usize)>,
-    counters: HashMap<(usize, Notify), Counter>,
+    pub(super) current: Vec<(usize, usize)>,
+    pub(super) counters: HashMap<(usize, Notify), Counter>,
     /// Records made between each pair of a thread and a peer it writes to.
-    landed: Vec<u32>,
+    pub(super) landed: Vec<u32>,
     pub(super) landings: Landings,
-    raced: HashSet<(usize, usize, u32, u32)>,
+    pub(super) raced: HashSet<(usize, usize, u32, u32)>,
     notify_capacity: u64,
 }
 
@@ -47,14 +45,14 @@ pub(super) struct End {
 }
 
 #[derive(Default)]
-struct Counter {
+pub(super) struct Counter {
     /// Records not waited for yet. Initial credits carry nothing.
     records: VecDeque<Option<Message>>,
     /// Waits that no record has been seen to follow yet.
     waits: VecDeque<Moment>,
     /// Credits and records, less the waits known to be before the last record.
     value: u64,
-    blocked: Option<(Rank, usize)>,
+    pub(super) blocked: Option<(Rank, usize)>,
 }
 
 impl<'p> Execution<'p> {
@@ -270,192 +268,10 @@ impl<'p> Execution<'p> {
         counter.blocked.take()
     }
 
-    /// What a task does to memory.
-    fn touch(&mut self, task: &Task, at: At, actor: usize) {
-        let element_bytes = self.rounds[at.round as usize].shape.element_bytes();
-        let moment = self.clocks[actor].now();
-        let mut step = Step {
-            execution: self,
-            at,
-            actor,
-            moment,
-        };
-        let me = at.rank;
-        match *task {
-            Task::Copy { dst, src, bytes } => {
-                let pieces = step.read(me, src, bytes);
-                step.write(me, dst, bytes, &pieces);
-            }
-            Task::Reduce { dst, a, b, count } => {
-                let bytes = count * element_bytes;
-                let (first, second) = (step.read(me, a, bytes), step.read(me, b, bytes));
-                let pieces = step.combine(&first, &second, element_bytes);
-                step.write(me, dst, bytes, &pieces);
-            }
-            Task::Write {
-                peer,
-                dst,
-                src,
-                bytes,
-                ..
-            } => {
-                let pieces = step.read(me, src, bytes);
-                step.becomes_remote(peer);
-                step.write(peer, dst, bytes, &pieces);
-            }
-            Task::Read {
-                peer,
-                dst,
-                src,
-                bytes,
-            } => {
-                let pieces = step.read(peer, src, bytes);
-                step.write(me, dst, bytes, &pieces);
-            }
-            Task::WriteReduce {
-                peer,
-                dst,
-                src,
-                count,
-                ..
-            } => {
-                let bytes = count * element_bytes;
-                let second = step.read(me, src, bytes);
-                step.becomes_remote(peer);
-                let first = step.read(peer, dst, bytes);
-                let pieces = step.combine(&first, &second, element_bytes);
-                step.write(peer, dst, bytes, &pieces);
-            }
-            Task::ReadReduce {
-                peer,
-                dst,
-                a,
-                src,
-                count,
-            } => {
-                let bytes = count * element_bytes;
-                let (first, second) = (step.read(me, a, bytes), step.read(peer, src, bytes));
-                let pieces = step.combine(&first, &second, element_bytes);
-                step.write(me, dst, bytes, &pieces);
-            }
-            Task::Record { .. }
-            | Task::Wait { .. }
-            | Task::ThreadRecord { .. }
-            | Task::ThreadWait { .. } => {}
-        }
-    }
-
     pub(super) fn report(&mut self, at: At, fault: Fault) {
         if self.findings.len() < MAX_FINDINGS {
             self.findings.push(Finding::at(at, self.rounds, fault));
         }
-    }
-
-    fn report_races(&mut self, memory: usize, at: At, races: Vec<Race>) {
-        let (owner, buffer, _) = self.layout.owner(memory);
-        for Race {
-            earlier,
-            earlier_writes,
-            bytes,
-        } in races
-        {
-            // One finding for a pair of tasks is enough, however many bytes they share.
-            let actor = self.layout.actor(at.rank, at.thread as usize);
-            let other = self
-                .layout
-                .actor(earlier.at.rank, earlier.at.thread as usize);
-            if !self
-                .raced
-                .insert((actor, other, at.index, earlier.at.index))
-            {
-                continue;
-            }
-            let fault = Fault::Race {
-                owner,
-                buffer,
-                start: bytes.start,
-                end: bytes.end,
-                other: OtherTask::new(earlier.at, self.rounds),
-                verb: if earlier_writes {
-                    "may be writing"
-                } else {
-                    "may be reading"
-                },
-            };
-            self.report(at, fault);
-        }
-    }
-
-    /// Follows the waits from the first rank that is stuck until they close a circle.
-    fn report_deadlock(&mut self) {
-        let blocked: HashMap<(Rank, usize), Notify> = self
-            .counters
-            .iter()
-            .filter_map(|((_, notify), counter)| Some((counter.blocked?, *notify)))
-            .collect();
-        let Some(&start) = blocked.keys().min() else {
-            return;
-        };
-        let mut chain = Vec::new();
-        let mut here = start;
-        while let Some(&notify) = blocked.get(&here) {
-            if chain.contains(&here) {
-                break;
-            }
-            chain.push(here);
-            let Some(next) = self.recorder(notify, &blocked) else {
-                break;
-            };
-            here = next;
-        }
-        let place = |(rank, thread): (Rank, usize)| At {
-            round: self.current[rank.index()].0 as u32,
-            rank,
-            thread: thread as u32,
-            index: self.next_task[self.layout.actor(rank, thread)] as u32,
-        };
-        let mut because = String::from("the record");
-        for &link in &chain[1..] {
-            let task = OtherTask::new(place(link), self.rounds);
-            because += &format!(" stands behind {task}, which needs a record that");
-        }
-        let At {
-            rank,
-            thread,
-            index,
-            ..
-        } = place(here);
-        because += &format!(" stands behind rank {rank}, thread {thread}, task {index} again");
-        self.report(place(start), Fault::Deadlock { because });
-    }
-
-    /// The stuck thread that should make the next record of a notify.
-    fn recorder(
-        &self,
-        notify: Notify,
-        blocked: &HashMap<(Rank, usize), Notify>,
-    ) -> Option<(Rank, usize)> {
-        let mut candidates: Vec<(Rank, usize)> = blocked.keys().copied().collect();
-        candidates.sort_unstable();
-        let ahead = |&(rank, thread): &(Rank, usize), rest_only: bool| {
-            let (round, _) = self.current[rank.index()];
-            let done = self.next_task[self.layout.actor(rank, thread)];
-            let rank_plan = &self.rounds[round].ranks[rank.index()];
-            rank_plan.threads[thread]
-                .iter()
-                .skip(if rest_only { done } else { 0 })
-                .any(|task| notify_recorded(rank, task) == Some(notify))
-        };
-        let owner = match notify {
-            Notify::Channel { recorder, .. } => recorder,
-            Notify::Thread { rank, .. } => rank,
-        };
-        candidates.retain(|(rank, _)| *rank == owner);
-        candidates
-            .iter()
-            .find(|candidate| ahead(candidate, true))
-            .or_else(|| candidates.first())
-            .copied()
     }
 
     /// Looks at what the run has left.
@@ -488,7 +304,7 @@ impl<'p> Execution<'p> {
     }
 
     /// Whether somebody with this knowledge knows that a rank has begun a plan.
-    fn begun(&self, known: &[u32], round: usize, rank: Rank) -> bool {
+    pub(super) fn begun(&self, known: &[u32], round: usize, rank: Rank) -> bool {
         self.layout.actors_of(rank).any(|actor| {
             self.starts[round][actor].is_some_and(|value| {
                 covers(
@@ -500,119 +316,5 @@ impl<'p> Execution<'p> {
                 )
             })
         })
-    }
-}
-
-/// One task at work.
-struct Step<'e, 'p> {
-    execution: &'e mut Execution<'p>,
-    at: At,
-    actor: usize,
-    moment: Moment,
-}
-
-impl Step<'_, '_> {
-    /// From here on the task acts at the peer, at some time before the next record there.
-    fn becomes_remote(&mut self, peer: Rank) {
-        let layout = &self.execution.layout;
-        if let Some(component) = layout.landing(self.actor, peer) {
-            let records = self.execution.landed[component as usize - layout.actors()];
-            self.moment = Moment {
-                component,
-                value: records + 1,
-            };
-        }
-    }
-
-    fn place(&mut self, owner: Rank, loc: Loc, bytes: u64) -> (usize, Range<u64>) {
-        let round = self.at.round as usize;
-        let execution = &mut *self.execution;
-        let (home, base) = execution.rounds[round].shape.home(owner, loc.buffer);
-        if owner != self.at.rank && home != Buffer::Scratch {
-            let known = execution.clocks[self.actor].known();
-            if !execution.begun(known, round, owner) {
-                execution.report(
-                    self.at,
-                    Fault::BeforeBegin {
-                        owner,
-                        buffer: loc.buffer,
-                    },
-                );
-            }
-        }
-        let start = base + loc.offset;
-        (
-            execution.layout.memory(round, owner, home),
-            start..start + bytes,
-        )
-    }
-
-    fn read(&mut self, owner: Rank, loc: Loc, bytes: u64) -> Pieces {
-        let (memory, range) = self.place(owner, loc, bytes);
-        let access = Access {
-            moment: self.moment,
-            at: self.at,
-        };
-        let mut races = Vec::new();
-        let execution = &mut *self.execution;
-        let past = Past {
-            known: execution.clocks[self.actor].known(),
-            landings: &execution.landings,
-        };
-        let pieces = execution.memories[memory].read(range, access, &past, &mut races);
-        execution.report_races(memory, self.at, races);
-        if let Some(piece) = pieces
-            .iter()
-            .find(|piece| piece.content == Content::Unwritten)
-        {
-            let (start, end) = (loc.offset + piece.start, loc.offset + piece.end);
-            let fault = Fault::ReadsUnwritten {
-                owner,
-                buffer: loc.buffer,
-                start,
-                end,
-            };
-            execution.report(self.at, fault);
-        }
-        pieces
-    }
-
-    fn write(&mut self, owner: Rank, loc: Loc, bytes: u64, pieces: &Pieces) {
-        let (memory, range) = self.place(owner, loc, bytes);
-        let access = Access {
-            moment: self.moment,
-            at: self.at,
-        };
-        let mut races = Vec::new();
-        let execution = &mut *self.execution;
-        let past = Past {
-            known: execution.clocks[self.actor].known(),
-            landings: &execution.landings,
-        };
-        execution.memories[memory].write(range, pieces, access, &past, &mut races);
-        execution.report_races(memory, self.at, races);
-    }
-
-    /// Combines two operands. What cannot be combined is reported, and the first operand stands
-    /// in for the result.
-    fn combine(&mut self, a: &Pieces, b: &Pieces, element_bytes: u64) -> Pieces {
-        let misfit = match self
-            .execution
-            .expressions
-            .combine_pieces(a, b, element_bytes)
-        {
-            Ok(pieces) => return pieces,
-            Err(misfit) => misfit,
-        };
-        let fault = match misfit {
-            // Reported by the read.
-            Misfit::Unwritten => return a.clone(),
-            Misfit::Offsets(first, second) => Fault::CombinesOthers { first, second },
-            Misfit::Torn => Fault::CombinesTorn,
-            Misfit::Twice(rank) => Fault::CombinesTwice { rank },
-            Misfit::Rounds => Fault::CombinesOperations,
-        };
-        self.execution.report(self.at, fault);
-        a.clone()
     }
 }

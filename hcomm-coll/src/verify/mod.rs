@@ -49,12 +49,15 @@
 //! (*credits + k − such waits*) is exactly the largest value the counter reaches in any run.
 
 mod clock;
+mod deadlock;
 mod execution;
 mod finding;
 mod layout;
 mod memory;
 mod results;
+mod step;
 mod structure;
+mod usage;
 mod value;
 
 use hcomm_types::Rank;
@@ -149,7 +152,7 @@ pub fn verify_all(plan: &Plan) -> Result<Proof, Vec<Finding>> {
         quiescent: end.quiescent,
         same_bits: end.same_bits,
         notify_capacity: end.notify_capacity,
-        ..structure::usage(plan)
+        ..usage::usage(plan)
     })
 }
 
