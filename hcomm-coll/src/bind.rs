@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use hcomm_ctrl::{Membership, Notifies};
-use hcomm_data::{At, Op, Program, ProgramLink, SlotKind};
+use hcomm_data::{At, Op, Program, ProgramLink, ProgramParts, SlotKind};
 use hcomm_types::{Error, ErrorKind, Rank, Result};
 
 use crate::plan::{Buffer, Loc, Operation, RankPlan, Shape, Task};
@@ -26,16 +26,16 @@ pub(crate) fn bind(plan: &RankPlan, shape: &Shape, membership: &Membership) -> R
         .iter()
         .map(|tasks| tasks.iter().map(|task| binder.op(task)).collect())
         .collect::<Result<Vec<Vec<Op>>>>()?;
-    Program::new(
+    Program::new(ProgramParts {
         threads,
-        binder.links,
-        Some(membership.buffer().clone()),
-        shape.dtype,
-        shape.redop,
-        shape.input_bytes(me),
-        shape.output_bytes(me),
-        plan.scratch_bytes,
-    )
+        links: binder.links,
+        scratch: Some(membership.buffer().clone()),
+        dtype: shape.dtype,
+        redop: shape.redop,
+        input_bytes: shape.input_bytes(me),
+        output_bytes: shape.output_bytes(me),
+        scratch_bytes: plan.scratch_bytes,
+    })
 }
 
 /// The peers that a rank's plan talks to, each once.

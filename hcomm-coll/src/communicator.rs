@@ -359,7 +359,7 @@ impl Communicator {
         let bound = self.planner.borrow_mut().program(shape, &self.membership)?;
         self.follow(&self.main)?;
         let base = self.scratch_base(shape, bound.takes_half);
-        let workers = self.workers(bound.program.threads().saturating_sub(1))?;
+        let workers = self.workers(bound.program.threads.len().saturating_sub(1))?;
         let _blocking = self.membership.blocking();
         self.main.run_blocking(&workers, &bound.program, buffers, base, [0; 2], timeout)
     }
@@ -377,8 +377,8 @@ impl Communicator {
             let bound = self.planner.borrow_mut().program(shape, &self.membership)?;
             self.follow(thread)?;
             let base = self.scratch_base(shape, bound.takes_half);
-            let workers = self.workers(bound.program.threads().saturating_sub(1))?;
-            thread.run(&workers, &bound.program, input, output, base, [0; 2])
+            let workers = self.workers(bound.program.threads.len().saturating_sub(1))?;
+            thread.run_team(&workers, &bound.program, input, output, base, [0; 2])
         };
         put().map_err(|error| self.tell(call, error))
     }
@@ -483,7 +483,7 @@ impl Communicator {
         whole
             .offset()
             .checked_add(self.rank().index() * part.bytes())
-            .is_some_and(|offset| whole.same_region(part) && offset == part.offset())
+            .is_some_and(|offset| whole.region().is_same(part.region()) && offset == part.offset())
     }
 
     /// Completes an error, and tells the peers if it concerns them.
@@ -507,5 +507,5 @@ fn separate<'a, T: Element>(input: &'a [T], output: &'a mut [T]) -> Buffers<'a> 
 }
 
 fn same_memory(a: &Slice, b: &Slice) -> bool {
-    a.same_region(b) && a.offset() == b.offset() && a.bytes() == b.bytes()
+    a.region().is_same(b.region()) && a.offset() == b.offset() && a.bytes() == b.bytes()
 }

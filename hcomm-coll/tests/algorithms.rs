@@ -11,6 +11,7 @@ use hcomm_coll::algorithms::{Algorithm, Params, PlanError, algorithms, by_name};
 use hcomm_coll::plan::{Operation, Plan, Shape};
 use hcomm_coll::verify::{Proof, verify, verify_sequence};
 use hcomm_types::{DataType, Rank, ReduceOp};
+use proptest::prelude::*;
 
 const PARAMS: Params = Params {
     scratch_bytes: 4096,
@@ -334,4 +335,42 @@ fn a_plan_that_does_not_synchronise_may_not_follow_itself() {
         finding.to_string().contains("no notify orders"),
         "{finding}"
     );
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 300,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+
+    /// Any shape with any room gives a plan that is right, or an error; never a panic.
+    #[test]
+    fn any_room(
+        which in 0..16usize,
+        ranks in 1..10u32,
+        count in prop_oneof![0..3000u64, any::<u64>()],
+        dtype in 0..12usize,
+        in_place: bool,
+        scratch_bytes in prop_oneof![0..10_000u64, any::<u64>()],
+        slice_bytes in prop_oneof![0..3000u64, any::<u64>()],
+    ) {
+        let operations = operations(ranks);
+        let operation = operations[which % operations.len()];
+        let shape = shape(operation, ranks, count, DataType::ALL[dtype], in_place);
+        let params = Params { scratch_bytes, slice_bytes };
+        for algorithm in algorithms() {
+            if !algorithm.supports(&shape) {
+                continue;
+            }
+            // Plans of huge buffers in small slices are right as well, but very long.
+            if count > 3000 && (scratch_bytes.min(slice_bytes) >> 40) == 0 {
+                continue;
+            }
+            match algorithm.plan(&shape, &params) {
+                Ok(plan) => check(&plan, &params),
+                Err(error) => prop_assert!(!error.to_string().is_empty()),
+            }
+        }
+    }
 }

@@ -26,7 +26,7 @@ impl Slices {
     /// Cuts `total` bytes (not zero) into slices of `parts` parts, each part of at most
     /// `most` bytes (a multiple of a line, not zero). All slices get about the same length.
     pub(super) fn new(total: u64, parts: u64, most: u64) -> Self {
-        let slices = total.div_ceil(parts * most);
+        let slices = total.div_ceil(parts.saturating_mul(most));
         let part = line_up(total.div_ceil(slices * parts));
         Self { total, parts, part }
     }

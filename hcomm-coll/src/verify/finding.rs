@@ -4,6 +4,7 @@ use std::fmt;
 
 use hcomm_types::Rank;
 
+use super::At;
 use crate::plan::{Buffer, Plan, ShapeError, Task};
 
 /// Something wrong with a plan: where, and what.
@@ -49,22 +50,26 @@ impl Finding {
         }
     }
 
-    pub(super) fn at(at: super::At, rounds: &[&Plan], fault: Fault) -> Self {
-        let words = at
-            .task(rounds)
-            .map_or_else(String::new, ToString::to_string);
-        let words = if rounds.len() > 1 {
-            format!("{words}, in operation {}", at.round)
-        } else {
-            words
-        };
+    pub(super) fn at(at: At, rounds: &[&Plan], fault: Fault) -> Self {
         Self {
             rank: Some(at.rank),
             thread: Some(at.thread as usize),
             task: Some(at.index as usize),
-            words,
+            words: words(at, rounds),
             fault: Box::new(fault),
         }
+    }
+}
+
+/// The task at a place, in words; of several plans, the words say which one.
+fn words(at: At, rounds: &[&Plan]) -> String {
+    let task = at
+        .task(rounds)
+        .map_or_else(String::new, ToString::to_string);
+    if rounds.len() > 1 {
+        format!("{task}, in operation {}", at.round)
+    } else {
+        task
     }
 }
 
@@ -102,13 +107,12 @@ pub struct OtherTask {
 }
 
 impl OtherTask {
-    pub(super) fn new(at: super::At, rounds: &[&Plan]) -> Self {
-        let Finding { words, .. } = Finding::at(at, rounds, Fault::NothingToDo);
+    pub(super) fn new(at: At, rounds: &[&Plan]) -> Self {
         Self {
             rank: at.rank,
             thread: at.thread as usize,
             task: at.index as usize,
-            words,
+            words: words(at, rounds),
         }
     }
 }

@@ -80,7 +80,9 @@ pub struct Proof {
     /// Each output element is combined by one and the same tree on all ranks, so that rounding
     /// gives the same bits everywhere. True for operations that combine nothing.
     pub same_bits: bool,
-    /// Largest value that any notify reaches in any run.
+    /// Largest value that any notify reaches in any run. Where plans follow each other, all of
+    /// them synchronising, a rank is at most one plan ahead of another, so the largest value is at
+    /// most the sum of those of two neighbours.
     pub notify_capacity: u64,
     /// Notifies that a channel needs in one direction: the largest index plus one.
     pub notifies: u32,

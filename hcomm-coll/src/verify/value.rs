@@ -5,7 +5,6 @@
 //! numbers, so comparing two values compares two numbers.
 
 use std::collections::HashMap;
-use std::fmt::Write as _;
 
 use hcomm_types::Rank;
 use smallvec::SmallVec;
@@ -89,7 +88,6 @@ pub(super) enum Misfit {
 struct Expression {
     round: u32,
     ranks: SmallVec<[u64; 1]>,
-    operands: Option<(ExpressionId, ExpressionId)>,
 }
 
 /// All expressions that occur.
@@ -114,11 +112,7 @@ impl Expressions {
         }
         let mut ranks = SmallVec::from_elem(0, rank.index() / 64 + 1);
         ranks[rank.index() / 64] = 1 << (rank.index() % 64);
-        let id = self.add(Expression {
-            round,
-            ranks,
-            operands: None,
-        });
+        let id = self.add(Expression { round, ranks });
         self.inputs.insert((round, rank), id);
         id
     }
@@ -145,11 +139,7 @@ impl Expressions {
             }
             *mine |= *theirs;
         }
-        let id = self.add(Expression {
-            round,
-            ranks,
-            operands: Some((a, b)),
-        });
+        let id = self.add(Expression { round, ranks });
         self.combined.insert((a, b), id);
         Ok(id)
     }
@@ -226,15 +216,11 @@ impl Expressions {
         let ranks: Vec<usize> = (0..expression.ranks.len() * 64)
             .filter(|rank| expression.ranks[rank / 64] >> (rank % 64) & 1 == 1)
             .collect();
-        match (&ranks[..], expression.operands) {
-            ([rank], _) => format!("the input of rank {rank}"),
-            (many, _) => {
-                let mut text = String::from("the combined inputs of ranks ");
-                for (index, rank) in many.iter().enumerate() {
-                    let separator = if index == 0 { "" } else { ", " };
-                    let _ = write!(text, "{separator}{rank}");
-                }
-                text
+        match &ranks[..] {
+            [rank] => format!("the input of rank {rank}"),
+            many => {
+                let names: Vec<String> = many.iter().map(ToString::to_string).collect();
+                format!("the combined inputs of ranks {}", names.join(", "))
             }
         }
     }
