@@ -1,0 +1,214 @@
+//! Channels as the data plane uses them.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use hcomm_transport::{Import, Lane, NotifyWord};
+use hcomm_types::{Error, ErrorKind, Result};
+
+use crate::failure::Failure;
+
+/// One end of a connection, with what its user has to count. A clone is the same end.
+///
+/// One OS thread at a time posts on a channel, and each notify of it has one waiter. Who the peer
+/// is, is not known here: the `label` is what the layer above calls it.
+#[derive(Clone)]
+pub struct Channel(Arc<Inner>);
+
+struct Inner {
+    transport: hcomm_transport::Channel,
+    label: u32,
+    notifies: Box<[Notify]>,
+    reads: Outgoing,
+    writes: Outgoing,
+    records: AtomicU64,
+}
+
+/// A notify of this side and how many of its records were taken.
+struct Notify {
+    word: NotifyWord,
+    taken: AtomicU64,
+}
+
+/// Descriptors on their way: how many were posted, and the lane that counts how many completed.
+pub(crate) struct Outgoing {
+    lane: Lane,
+    posted: AtomicU64,
+}
+
+impl Channel {
+    /// A channel for a connected end; `label` stands for the peer in errors.
+    ///
+    /// # Errors
+    /// `Plugin` if the transport does not give the notifies it promised.
+    pub fn new(transport: hcomm_transport::Channel, label: u32) -> Result<Self> {
+        let notifies = (0..transport.notifies())
+            .map(|index| {
+                transport.notify(index).map(|word| Notify {
+                    word,
+                    taken: AtomicU64::new(0),
+                })
+            })
+            .collect::<Result<_>>()?;
+        let outgoing = || Outgoing {
+            lane: transport.device().lane(),
+            posted: AtomicU64::new(0),
+        };
+        Ok(Self(Arc::new(Inner {
+            label,
+            notifies,
+            reads: outgoing(),
+            writes: outgoing(),
+            records: AtomicU64::new(0),
+            transport,
+        })))
+    }
+
+    /// The connected end below.
+    #[must_use]
+    pub fn transport(&self) -> &hcomm_transport::Channel {
+        &self.0.transport
+    }
+
+    /// What the layer above calls the peer.
+    #[must_use]
+    pub fn label(&self) -> u32 {
+        self.0.label
+    }
+
+    /// Notifies that this side can wait on.
+    #[must_use]
+    pub fn notifies(&self) -> u32 {
+        self.0.notifies.len() as u32
+    }
+
+    /// Notifies recorded at the peer through this end, so far.
+    #[must_use]
+    pub fn records(&self) -> u64 {
+        self.0.records.load(Ordering::Relaxed)
+    }
+
+    /// Records on notify `index` that have arrived and that no wait has taken.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if there is no such notify.
+    pub fn arrived(&self, index: u32) -> Result<u64> {
+        let notify = self.notify(index)?;
+        let taken = notify.taken.load(Ordering::Relaxed);
+        Ok(notify.word.count().saturating_sub(taken))
+    }
+
+    /// Fingerprint of the latest record on notify `index` that carried one.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if there is no such notify.
+    pub fn fingerprint(&self, index: u32) -> Result<[u64; 2]> {
+        Ok(self.notify(index)?.word.fingerprint())
+    }
+
+    /// Takes one record of notify `index`, if there is one.
+    pub(crate) fn take(&self, index: u32) -> Result<bool, Failure> {
+        let notify = self.notify(index).map_err(|e| self.failure(e))?;
+        // One waiter: nobody else changes it.
+        let taken = notify.taken.load(Ordering::Relaxed);
+        if notify.word.count() <= taken {
+            return Ok(false);
+        }
+        notify.taken.store(taken + 1, Ordering::Relaxed);
+        Ok(true)
+    }
+
+    /// Notes that a record was accepted by the transport.
+    pub(crate) fn recorded(&self) {
+        self.0.records.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Refuses a notify that the peer cannot have.
+    pub(crate) fn check_record(&self, notify: u32) -> Result<()> {
+        let most = self.0.transport.device().info().max_notifies;
+        if notify < most {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::InvalidArgument,
+            format!("notify {notify}: a channel of this device has at most {most}"),
+        ))
+    }
+
+    pub(crate) fn check_wait(&self, index: u32) -> Result<()> {
+        self.notify(index).map(|_| ())
+    }
+
+    /// Whether the peer's memory was imported through this end.
+    pub(crate) fn imported(&self, import: &Import) -> bool {
+        // The device handle lies inside the end, so its address tells ends apart.
+        std::ptr::eq(import.channel().device(), self.0.transport.device())
+    }
+
+    pub(crate) fn outgoing(&self, reads: bool) -> &Outgoing {
+        if reads { &self.0.reads } else { &self.0.writes }
+    }
+
+    /// Whether what has completed did so without failure.
+    pub(crate) fn sent(&self) -> Result<(), Failure> {
+        self.0
+            .reads
+            .lane
+            .result()
+            .and_then(|()| self.0.writes.lane.result())
+            .map_err(|e| self.failure(e))
+    }
+
+    /// Whether it is the same end.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    pub(crate) fn failure(&self, error: Error) -> Failure {
+        Failure {
+            label: Some(self.0.label),
+            error,
+        }
+    }
+
+    fn notify(&self, index: u32) -> Result<&Notify> {
+        self.0.notifies.get(index as usize).ok_or_else(|| {
+            Error::new(
+                ErrorKind::InvalidArgument,
+                format!("no notify {index}: the channel has {}", self.notifies()),
+            )
+        })
+    }
+}
+
+impl fmt::Debug for Channel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Channel")
+            .field("label", &self.0.label)
+            .field("transport", &self.0.transport)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Outgoing {
+    pub(crate) const fn lane(&self) -> &Lane {
+        &self.lane
+    }
+
+    /// Counts `descriptors` as posted.
+    pub(crate) fn expect(&self, descriptors: usize) {
+        self.posted.fetch_add(descriptors as u64, Ordering::AcqRel);
+    }
+
+    /// Takes back what was not accepted or was done at once.
+    pub(crate) fn forget(&self, descriptors: usize) {
+        self.posted.fetch_sub(descriptors as u64, Ordering::AcqRel);
+    }
+
+    /// Whether everything posted has completed. Completions come in any order, so only all of
+    /// them say something about one.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.lane.completed() >= self.posted.load(Ordering::Acquire)
+    }
+}

@@ -1,0 +1,176 @@
+//! What the threads of one communicator share.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use hcomm_transport::{Device, Waiter};
+use hcomm_types::{Error, ErrorKind, MAX_THREADS_PER_COMMUNICATOR, Result};
+use smallvec::SmallVec;
+
+use crate::failure::Failure;
+use crate::memory::same_device;
+
+/// The layer above: who the peers are, and whether they live.
+///
+/// Both calls come from inside the data plane, with a queue locked: they must not call back into
+/// a [`Thread`](crate::Thread).
+pub trait Peers: Send + Sync {
+    /// Asked after each sleep of somebody who waits.
+    ///
+    /// # Errors
+    /// Somebody is lost: the error names who.
+    fn check(&self) -> Result<()>;
+
+    /// Adds rank, host and link to an error of the channel with this label.
+    fn explain(&self, label: u32, error: Error) -> Error;
+}
+
+/// What a communicator's data plane shares: how to wait, who the peers are, how long a wait may
+/// last, and the cause of its end. A clone is the same domain.
+#[derive(Clone)]
+pub struct Domain(pub(crate) Arc<DomainInner>);
+
+pub(crate) struct DomainInner {
+    waiter: Arc<dyn Waiter>,
+    peers: Arc<dyn Peers>,
+    timeout: Duration,
+    is_aborted: AtomicBool,
+    cause: OnceLock<Error>,
+    threads: AtomicUsize,
+    devices: Mutex<SmallVec<[Device; 4]>>,
+}
+
+impl Domain {
+    /// A domain whose waits last at most `timeout` unless they say otherwise; zero means for ever.
+    #[must_use]
+    pub fn new(waiter: Arc<dyn Waiter>, peers: Arc<dyn Peers>, timeout: Duration) -> Self {
+        Self(Arc::new(DomainInner {
+            waiter,
+            peers,
+            timeout,
+            is_aborted: AtomicBool::new(false),
+            cause: OnceLock::new(),
+            threads: AtomicUsize::new(0),
+            devices: Mutex::default(),
+        }))
+    }
+
+    /// Ends everything in this domain: all its threads fail with the first cause that was given,
+    /// and whoever sleeps in one of their waits wakes. From any OS thread.
+    pub fn abort(&self, cause: Error) {
+        // The cause is there before anybody can see that there is one.
+        let _ = self.0.cause.set(cause);
+        self.0.is_aborted.store(true, Ordering::Release);
+        self.0.waiter.wake();
+    }
+
+    /// The cause of the end, if it was aborted.
+    #[must_use]
+    pub fn aborted(&self) -> Option<Error> {
+        self.0.aborted().cloned()
+    }
+
+    /// How it waits.
+    #[must_use]
+    pub fn waiter(&self) -> &Arc<dyn Waiter> {
+        &self.0.waiter
+    }
+
+    /// How long a wait lasts at most, unless it says otherwise; zero means for ever.
+    #[must_use]
+    pub fn timeout(&self) -> Duration {
+        self.0.timeout
+    }
+
+    /// Adds a device that is to be moved on whenever one of the domain's threads waits. Devices of
+    /// channels that a thread has used are added by themselves; a side that only answers peers has
+    /// to add its own.
+    pub fn attach(&self, device: &Device) {
+        self.0.attach(device);
+    }
+}
+
+impl DomainInner {
+    pub(crate) fn aborted(&self) -> Option<&Error> {
+        if self.is_aborted.load(Ordering::Acquire) {
+            self.cause.get()
+        } else {
+            None
+        }
+    }
+
+    pub(crate) fn waiter(&self) -> &dyn Waiter {
+        &*self.waiter
+    }
+
+    pub(crate) fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    pub(crate) fn peers(&self) -> &dyn Peers {
+        &*self.peers
+    }
+
+    /// The error of a failure, with the peer named.
+    pub(crate) fn explain(&self, failure: Failure) -> Error {
+        match failure.label {
+            Some(label) => self.peers.explain(label, failure.error),
+            None => failure.error,
+        }
+    }
+
+    pub(crate) fn attach(&self, device: &Device) {
+        let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        if !devices.iter().any(|known| same_device(known, device)) {
+            devices.push(device.clone());
+        }
+    }
+
+    /// Adds its devices to a list that has each once.
+    pub(crate) fn collect_devices(&self, list: &mut SmallVec<[Device; 4]>) {
+        let devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        for device in &*devices {
+            if !list.iter().any(|known| same_device(known, device)) {
+                list.push(device.clone());
+            }
+        }
+    }
+
+    pub(crate) fn has_device(&self, device: &Device) -> bool {
+        self.devices
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .iter()
+            .any(|known| same_device(known, device))
+    }
+
+    /// Counts one more thread.
+    pub(crate) fn open_thread(&self) -> Result<()> {
+        let most = MAX_THREADS_PER_COMMUNICATOR;
+        if self.threads.fetch_add(1, Ordering::Relaxed) < most {
+            return Ok(());
+        }
+        self.close_thread();
+        Err(Error::new(
+            ErrorKind::LimitReached,
+            format!("a communicator has at most {most} threads, and all are in use"),
+        )
+        .hint("drop a thread that is not needed any more"))
+    }
+
+    pub(crate) fn close_thread(&self) {
+        self.threads.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl fmt::Debug for Domain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Domain")
+            .field("threads", &self.0.threads)
+            .field("timeout", &self.0.timeout)
+            .field("aborted", &self.0.aborted())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,317 @@
+//! Who runs queued tasks: the OS thread that last used a queue, whenever it calls or waits.
+//!
+//! Each OS thread has a list of the queues that have something left to do and whose home it is,
+//! whatever communicator they belong to: so a wait that was queued before its record runs when
+//! the record has been made, by the same OS thread or by another.
+
+use std::cell::RefCell;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use hcomm_transport::{Device, Paused, Phase, Watch};
+use hcomm_types::{Deadline, Error, ErrorKind, Nanos};
+use smallvec::SmallVec;
+
+use crate::domain::DomainInner;
+use crate::queue::{Queue, State};
+
+/// What one OS thread drives.
+struct Here {
+    /// Its number, from 1.
+    number: u64,
+    /// Queues with something left to do.
+    busy: RefCell<Vec<Arc<Queue>>>,
+    /// Domains of all queues that had their home here: their devices are moved on.
+    domains: RefCell<Vec<Weak<DomainInner>>>,
+}
+
+thread_local! {
+    static HERE: Here = {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Here {
+            number: NEXT.fetch_add(1, Ordering::Relaxed),
+            busy: RefCell::new(Vec::with_capacity(64)),
+            domains: RefCell::new(Vec::new()),
+        }
+    };
+}
+
+/// Number of this OS thread.
+pub(crate) fn here() -> u64 {
+    HERE.with(|here| here.number)
+}
+
+/// Makes this OS thread the home of a queue.
+pub(crate) fn adopt(queue: &Arc<Queue>, state: &mut State) {
+    HERE.with(|here| {
+        if queue.home.swap(here.number, Ordering::Relaxed) == here.number {
+            return;
+        }
+        state.is_listed = false;
+        let mut domains = here.domains.borrow_mut();
+        domains.retain(|known| known.strong_count() > 0);
+        if !domains
+            .iter()
+            .any(|known| std::ptr::eq(known.as_ptr(), Arc::as_ptr(&queue.domain)))
+        {
+            domains.push(Arc::downgrade(&queue.domain));
+        }
+    });
+}
+
+/// Puts a queue on the list of its home, which is this OS thread.
+pub(crate) fn list(queue: &Arc<Queue>) {
+    HERE.with(|here| here.busy.borrow_mut().push(Arc::clone(queue)));
+}
+
+/// After a submission to `queue`: what it did may be what others here wait for.
+pub(crate) fn drive_others(queue: &Arc<Queue>) {
+    let others = HERE.with(|here| {
+        here.busy
+            .borrow()
+            .iter()
+            .any(|busy| !Arc::ptr_eq(busy, queue))
+    });
+    if others {
+        drive_queues();
+    }
+}
+
+/// Runs what can run in all queues of this OS thread. Returns whether anything happened.
+pub(crate) fn drive_queues() -> bool {
+    HERE.with(|here| {
+        // Taken out while it is used: tasks call plugins and the layer above, which may submit.
+        let mut busy = std::mem::take(&mut *here.busy.borrow_mut());
+        let mut happened = false;
+        loop {
+            let mut again = false;
+            busy.retain(|queue| {
+                let Some(mut state) = queue.try_lock() else {
+                    // Somebody else is at it: stays if it stays ours.
+                    return queue.home.load(Ordering::Relaxed) == here.number;
+                };
+                if queue.home.load(Ordering::Relaxed) != here.number {
+                    return false;
+                }
+                again |= state.advance(queue);
+                state.is_listed = state.is_busy();
+                state.is_listed
+            });
+            happened |= again;
+            if !again {
+                break;
+            }
+        }
+        let mut list = here.busy.borrow_mut();
+        busy.append(&mut list);
+        *list = busy;
+        happened
+    })
+}
+
+/// A wait that is going on: rounds of driving, and pauses between them.
+pub(crate) struct Wait<'a, Q> {
+    /// The queues that are waited for. Driven even when their home is another OS thread.
+    queues: Q,
+    domain: &'a DomainInner,
+    deadline: Deadline,
+    began: Nanos,
+    phase: Phase,
+    rounds: u32,
+    devices: SmallVec<[Device; 4]>,
+}
+
+/// The deadline has passed.
+pub(crate) struct TimedOut {
+    /// How long the wait lasted.
+    pub(crate) elapsed: Duration,
+}
+
+impl<'a, Q> Wait<'a, Q>
+where
+    Q: Iterator<Item = &'a Arc<Queue>> + Clone,
+{
+    pub(crate) fn new(queues: Q, domain: &'a DomainInner, timeout: Option<Duration>) -> Self {
+        let began = domain.waiter().now();
+        Self {
+            queues,
+            domain,
+            deadline: Deadline::after(began, timeout.unwrap_or_else(|| domain.timeout())),
+            began,
+            phase: Phase::default(),
+            rounds: 0,
+            devices: SmallVec::new(),
+        }
+    }
+
+    /// Drives until `done` says something.
+    pub(crate) fn until<R>(&mut self, mut done: impl FnMut() -> Option<R>) -> Result<R, TimedOut> {
+        loop {
+            let happened = self.drive();
+            if let Some(result) = done() {
+                return Ok(result);
+            }
+            self.round(happened)?;
+        }
+    }
+
+    /// Runs what can run.
+    pub(crate) fn drive(&mut self) -> bool {
+        let mut happened = drive_queues();
+        let number = here();
+        for queue in self.queues.clone() {
+            if queue.home.load(Ordering::Relaxed) != number
+                && let Some(mut state) = queue.try_lock()
+            {
+                happened |= state.advance(queue);
+            }
+        }
+        happened
+    }
+
+    /// The rest of a round: devices, a pause if nothing happened, and what has to be looked at now
+    /// and then.
+    pub(crate) fn round(&mut self, mut happened: bool) -> Result<(), TimedOut> {
+        // The clock is not asked in each round of a spin.
+        const ROUNDS_A_LOOK: u32 = 64;
+        if self.rounds == 0 {
+            collect_devices(&mut self.devices);
+        }
+        self.rounds = self.rounds.wrapping_add(1);
+        happened |= progress(&self.devices);
+        let mut look_at_clock = self.rounds.is_multiple_of(ROUNDS_A_LOOK);
+        if happened {
+            self.phase.restart();
+        } else {
+            let paused = self.pause();
+            look_at_clock |= paused != Paused::Spun;
+            if paused == Paused::Slept {
+                self.drive();
+                self.check();
+                collect_devices(&mut self.devices);
+            }
+        }
+        if look_at_clock {
+            let now = self.domain.waiter().now();
+            if self.deadline.passed(now) {
+                return Err(TimedOut {
+                    elapsed: now.since(self.began),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn pause(&mut self) -> Paused {
+        let devices = &self.devices;
+        let queues = &self.queues;
+        let mut look = || {
+            let would = |queue: &Arc<Queue>| {
+                queue
+                    .try_lock()
+                    .is_none_or(|state| state.would_advance(queue))
+            };
+            queues.clone().any(would)
+                || HERE.with(|here| here.busy.borrow().iter().any(would))
+                // Completions are seen only by asking; what it finds is looked at in the next
+                // round.
+                || progress(devices)
+        };
+        self.domain.waiter().pause(
+            &mut self.phase,
+            &mut Watch {
+                until: self.deadline,
+                interests: &[],
+                devices,
+                look: &mut look,
+            },
+        )
+    }
+
+    /// Looks at what rings no bell: whether the peers live, whether the links work.
+    fn check(&self) {
+        let busy: SmallVec<[Arc<Queue>; 16]> = HERE.with(|here| {
+            let mut all: SmallVec<_> = here.busy.borrow().iter().cloned().collect();
+            for queue in self.queues.clone() {
+                if !all.iter().any(|known| Arc::ptr_eq(known, queue)) {
+                    all.push(Arc::clone(queue));
+                }
+            }
+            all
+        });
+        let mut asked: SmallVec<[(*const DomainInner, Option<Error>); 4]> = SmallVec::new();
+        for queue in &busy {
+            let domain = Arc::as_ptr(&queue.domain);
+            let lost = match asked.iter().find(|(known, _)| *known == domain) {
+                Some((_, lost)) => lost.clone(),
+                None => {
+                    let lost = queue.domain.peers().check().err();
+                    asked.push((domain, lost.clone()));
+                    lost
+                }
+            };
+            let mut state = queue.lock();
+            // The layer above knows more about a loss than the link does.
+            if let Some(lost) = lost {
+                state.fail_if_stuck(queue, |_| lost);
+            }
+            state.check_channels(queue);
+        }
+    }
+}
+
+/// Moves all devices in use by this OS thread on, once.
+pub(crate) fn progress_here() -> bool {
+    let mut devices = SmallVec::new();
+    collect_devices(&mut devices);
+    progress(&devices)
+}
+
+fn collect_devices(list: &mut SmallVec<[Device; 4]>) {
+    list.clear();
+    HERE.with(|here| {
+        for domain in here.domains.borrow().iter().filter_map(Weak::upgrade) {
+            domain.collect_devices(list);
+        }
+    });
+}
+
+/// Moves devices on; returns whether something was done. A device that breaks ends the queues of
+/// its domains that have something left to do.
+fn progress(devices: &[Device]) -> bool {
+    let mut happened = false;
+    for device in devices {
+        match device.progress() {
+            Ok(done) => happened |= done,
+            Err(error) => {
+                let broken = break_queues(device, &error);
+                happened |= broken;
+            }
+        }
+    }
+    happened
+}
+
+fn break_queues(device: &Device, error: &Error) -> bool {
+    HERE.with(|here| {
+        let mut broken = false;
+        for queue in here.busy.borrow().iter() {
+            if queue.domain.has_device(device) {
+                queue.poison(error.clone());
+                broken = true;
+            }
+        }
+        broken
+    })
+}
+
+/// What a wait that lasted too long waited for.
+pub(crate) fn timed_out(state: &State, domain: &DomainInner, elapsed: Duration) -> Error {
+    let (text, label) = state.describe();
+    let error = Error::new(ErrorKind::Timeout, text).after(elapsed);
+    match label {
+        Some(label) => domain.peers().explain(label, error),
+        None => error,
+    }
+}

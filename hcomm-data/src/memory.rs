@@ -1,0 +1,774 @@
+//! Memory as the data plane touches it: the one module, besides the reduce kernels, in which
+//! addresses become loads and stores.
+//!
+//! A [`Place`] is a range that is known to exist, because it borrows what keeps it there: a
+//! registered region, an import of a peer's region, or a [`Loan`] of a caller's buffers. No Rust
+//! reference to such memory is ever made here: peers may write to it at any moment that the
+//! caller's notifies allow, and a caller whose notifies allow too much reads torn bytes, nothing
+//! worse, since every bit pattern is a valid element of every data type.
+
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use hcomm_transport::{Capabilities, Descriptor, Device, Import, Region};
+use hcomm_types::{DataType, Error, ErrorKind, ReduceOp, Result};
+use smallvec::SmallVec;
+
+use crate::channel::Channel;
+use crate::failure::Failure;
+use crate::slice::{Remote, Slice};
+
+/// A range of memory that exists as long as `'a`.
+#[derive(Clone, Copy)]
+pub(crate) struct Place<'a> {
+    address: NonNull<u8>,
+    bytes: usize,
+    owner: Owner<'a>,
+}
+
+/// What keeps a place there.
+#[derive(Clone, Copy)]
+enum Owner<'a> {
+    Region(&'a Region),
+    /// A peer's region: the import is borrowed as long, by [`Place::of_import`].
+    Import,
+    Input(&'a Arc<Loan>),
+    Output(&'a Arc<Loan>),
+}
+
+impl<'a> Place<'a> {
+    /// The memory of a slice.
+    pub(crate) fn of_slice(slice: &'a Slice) -> Self {
+        // SAFETY: a slice lies inside its region; see `Slice::new`.
+        let address = unsafe { slice.region().address().add(slice.offset()) };
+        Self {
+            address,
+            bytes: slice.bytes(),
+            owner: Owner::Region(slice.region()),
+        }
+    }
+
+    /// `bytes` bytes at `offset` of a peer's region, where it is mapped here.
+    pub(crate) fn of_import(import: &'a Import, offset: u64, bytes: u64) -> Option<Self> {
+        let base = import.address()?;
+        let inside = offset
+            .checked_add(bytes)
+            .is_some_and(|end| end <= import.bytes());
+        if !inside {
+            return None;
+        }
+        Some(Self {
+            // SAFETY: inside the mapping, as just checked; a mapping fits the address space.
+            address: unsafe { base.add(offset as usize) },
+            bytes: bytes as usize,
+            owner: Owner::Import,
+        })
+    }
+
+    /// A part of it.
+    pub(crate) fn part(self, offset: u64, bytes: u64) -> Result<Self> {
+        let inside = offset
+            .checked_add(bytes)
+            .is_some_and(|end| end <= self.bytes as u64);
+        if !inside {
+            return Err(Error::new(
+                ErrorKind::OutOfBounds,
+                format!("{bytes} bytes at offset {offset} of {} bytes", self.bytes),
+            ));
+        }
+        Ok(Self {
+            // SAFETY: inside, as just checked.
+            address: unsafe { self.address.add(offset as usize) },
+            bytes: bytes as usize,
+            owner: self.owner,
+        })
+    }
+
+    pub(crate) const fn bytes(self) -> usize {
+        self.bytes
+    }
+
+    /// Whether it begins at the same byte.
+    pub(crate) fn is_at(self, other: Self) -> bool {
+        self.address == other.address
+    }
+
+    fn range(self) -> (usize, usize) {
+        let start = self.address.as_ptr() as usize;
+        (start, start + self.bytes)
+    }
+
+    fn writable(self) -> Result<Self> {
+        match self.owner {
+            Owner::Input(_) => Err(Error::new(
+                ErrorKind::Internal,
+                "a task writes to the caller's input",
+            )),
+            Owner::Region(_) | Owner::Import | Owner::Output(_) => Ok(self),
+        }
+    }
+
+    /// The region to name in a descriptor for `device`.
+    fn region_for(self, device: &Device) -> Option<&'a Region> {
+        match self.owner {
+            Owner::Region(region) if same_device(region.device(), device) => Some(region),
+            _ => None,
+        }
+    }
+
+    /// Whether descriptors for `device` may have this as their local side.
+    pub(crate) fn postable(self, device: &Device) -> Result<()> {
+        let any = device.info().capabilities.contains(Capabilities::LOCAL_ANY);
+        if any || self.region_for(device).is_some() {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::Unsupported,
+            format!("{device:?} moves only memory that is registered with it"),
+        )
+        .hint("register the memory with this device, or use a slice of its own regions"))
+    }
+
+    fn keep(self) -> Option<Keep> {
+        match self.owner {
+            Owner::Region(region) => Some(Keep::Region(region.clone())),
+            Owner::Input(loan) | Owner::Output(loan) => Some(Keep::Loan(Arc::clone(loan))),
+            Owner::Import => None,
+        }
+    }
+}
+
+impl fmt::Debug for Place<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes at {:p}", self.bytes, self.address)
+    }
+}
+
+/// Whether two handles are of one device. A device's info lives inside it, so its address tells.
+pub(crate) fn same_device(a: &Device, b: &Device) -> bool {
+    std::ptr::eq(a.info(), b.info())
+}
+
+/// Copies `src` to `dst`, which is as long; they may overlap. The one place where bulk bytes are
+/// moved by loads and stores: a choice of instructions by size belongs here.
+pub(crate) fn copy(dst: Place<'_>, src: Place<'_>) -> Result<()> {
+    let dst = dst.writable()?;
+    if dst.bytes != src.bytes {
+        return Err(Error::new(
+            ErrorKind::Internal,
+            format!("a copy of {} bytes to {} bytes", src.bytes, dst.bytes),
+        ));
+    }
+    let ((d, d_end), (s, s_end)) = (dst.range(), src.range());
+    if d == s {
+        return Ok(());
+    }
+    let (to, from) = (dst.address.as_ptr(), src.address.as_ptr());
+    if d < s_end && s < d_end {
+        // SAFETY: both places exist; `dst` is writable.
+        unsafe { std::ptr::copy(from, to, src.bytes) };
+    } else {
+        // SAFETY: both places exist, `dst` is writable, and they do not overlap.
+        unsafe { std::ptr::copy_nonoverlapping(from, to, src.bytes) };
+    }
+    Ok(())
+}
+
+/// `dst = a op b`, all as long. `dst` equals an operand or overlaps none.
+pub(crate) fn reduce(
+    dst: Place<'_>,
+    a: Place<'_>,
+    b: Place<'_>,
+    dtype: DataType,
+    redop: ReduceOp,
+) -> Result<()> {
+    let dst = dst.writable()?;
+    if dst.bytes != a.bytes || dst.bytes != b.bytes || dst.bytes % dtype.size() != 0 {
+        return Err(Error::new(
+            ErrorKind::Internal,
+            format!(
+                "a reduction of {} and {} bytes to {} bytes of {dtype}",
+                a.bytes, b.bytes, dst.bytes
+            ),
+        ));
+    }
+    for operand in [a, b] {
+        let ((d, d_end), (o, o_end)) = (dst.range(), operand.range());
+        if d != o && d < o_end && o < d_end {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                "the result of a reduction overlaps an operand in part",
+            )
+            .hint("let the result begin where the operand begins, or keep them apart"));
+        }
+    }
+    // SAFETY: all three places exist and hold as many elements; overlap was just checked.
+    unsafe {
+        crate::reduce::reduce(
+            dst.address.as_ptr(),
+            a.address.as_ptr(),
+            b.address.as_ptr(),
+            dst.bytes / dtype.size(),
+            dtype,
+            redop,
+        );
+    }
+    Ok(())
+}
+
+/// Bytes of ours into a place that is as long.
+pub(crate) fn fill(dst: Place<'_>, bytes: &[u8]) {
+    debug_assert_eq!(dst.bytes, bytes.len());
+    // SAFETY: the place exists and is registered memory, to which no reference lives, so `bytes`
+    // is elsewhere.
+    unsafe {
+        std::ptr::copy_nonoverlapping(
+            bytes.as_ptr(),
+            dst.address.as_ptr(),
+            bytes.len().min(dst.bytes),
+        );
+    }
+}
+
+/// Bytes of a place into ours, which is as long.
+pub(crate) fn fetch(bytes: &mut [u8], src: Place<'_>) {
+    debug_assert_eq!(src.bytes, bytes.len());
+    // SAFETY: as in `fill`.
+    unsafe {
+        std::ptr::copy_nonoverlapping(
+            src.address.as_ptr(),
+            bytes.as_mut_ptr(),
+            bytes.len().min(src.bytes),
+        );
+    }
+}
+
+/// Buffers that a caller lends for the time of a blocking run.
+#[derive(Debug)]
+pub enum Buffers<'a> {
+    /// Two buffers.
+    Separate {
+        /// Read only.
+        input: &'a [u8],
+        /// Written.
+        output: &'a mut [u8],
+    },
+    /// Two ranges, possibly overlapping, of one buffer.
+    InPlace {
+        /// The buffer.
+        buffer: &'a mut [u8],
+        /// Where the input begins.
+        input_offset: usize,
+        /// Bytes of input.
+        input_bytes: usize,
+        /// Where the output begins.
+        output_offset: usize,
+        /// Bytes of output.
+        output_bytes: usize,
+    },
+}
+
+/// A caller's buffers while they are lent.
+///
+/// Whoever can reach them holds a clone of the loan's `Arc`: queued tasks and posted descriptors.
+/// [`Loan::lend`] does not return while there is a clone, so nobody touches them afterwards.
+pub(crate) struct Loan {
+    input: Range,
+    output: Range,
+}
+
+// SAFETY: the addresses are only turned into places, whose use follows the rules above on any
+// thread: the caller's borrow is held for as long as there is a clone.
+unsafe impl Send for Loan {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Loan {}
+
+impl Loan {
+    const NOTHING: Range = (NonNull::dangling(), 0);
+
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(Self {
+            input: Self::NOTHING,
+            output: Self::NOTHING,
+        })
+    }
+
+    /// Lends `buffers` to `run`. When it is over, by return or panic, calls `settle` until every
+    /// clone of the loan is gone; `settle` has to see to that: cancel what is queued and move on
+    /// what is posted.
+    ///
+    /// # Errors
+    /// `OutOfBounds` for ranges that are not inside their buffer.
+    pub(crate) fn lend<R>(
+        loan: &mut Arc<Self>,
+        mut buffers: Buffers<'_>,
+        run: impl FnOnce(&Arc<Self>) -> R,
+        settle: impl FnMut(),
+    ) -> Result<R> {
+        let (input, output) = buffers.split()?;
+        let Some(lent) = Arc::get_mut(loan) else {
+            return Err(Error::new(ErrorKind::Internal, "a loan is lent twice"));
+        };
+        lent.input = input;
+        lent.output = output;
+        let recall = Recall { loan, settle };
+        let result = run(recall.loan);
+        drop(recall);
+        Ok(result)
+    }
+
+    /// The input, read only.
+    pub(crate) fn input(self: &Arc<Self>) -> Place<'_> {
+        Place {
+            address: self.input.0,
+            bytes: self.input.1,
+            owner: Owner::Input(self),
+        }
+    }
+
+    /// The output.
+    pub(crate) fn output(self: &Arc<Self>) -> Place<'_> {
+        Place {
+            address: self.output.0,
+            bytes: self.output.1,
+            owner: Owner::Output(self),
+        }
+    }
+}
+
+/// The end of a loan.
+struct Recall<'a, F: FnMut()> {
+    loan: &'a mut Arc<Loan>,
+    settle: F,
+}
+
+impl<F: FnMut()> Drop for Recall<'_, F> {
+    fn drop(&mut self) {
+        loop {
+            // Succeeds only when there is no other clone, and then all that the others did has
+            // happened before.
+            if let Some(loan) = Arc::get_mut(self.loan) {
+                loan.input = Loan::NOTHING;
+                loan.output = Loan::NOTHING;
+                return;
+            }
+            (self.settle)();
+        }
+    }
+}
+
+impl Buffers<'_> {
+    /// Bytes of input and of output.
+    pub(crate) fn lengths(&self) -> (usize, usize) {
+        match self {
+            Self::Separate { input, output } => (input.len(), output.len()),
+            Self::InPlace {
+                input_bytes,
+                output_bytes,
+                ..
+            } => (*input_bytes, *output_bytes),
+        }
+    }
+
+    fn split(&mut self) -> Result<(Range, Range)> {
+        match self {
+            Self::Separate { input, output } => Ok((
+                // Only read through: `Place::writable` refuses the input.
+                (NonNull::from(&input[..]).cast(), input.len()),
+                (NonNull::from(&mut output[..]).cast(), output.len()),
+            )),
+            Self::InPlace {
+                buffer,
+                input_offset,
+                input_bytes,
+                output_offset,
+                output_bytes,
+            } => {
+                for (what, offset, bytes) in [
+                    ("input", *input_offset, *input_bytes),
+                    ("output", *output_offset, *output_bytes),
+                ] {
+                    let end = offset.checked_add(bytes);
+                    if end.is_none_or(|end| end > buffer.len()) {
+                        return Err(Error::new(
+                            ErrorKind::OutOfBounds,
+                            format!(
+                                "{what}: {bytes} bytes at offset {offset} of a buffer of {} bytes",
+                                buffer.len()
+                            ),
+                        ));
+                    }
+                }
+                let base: NonNull<u8> = NonNull::from(&mut buffer[..]).cast();
+                // SAFETY: both offsets are inside the buffer, as just checked.
+                let (input, output) =
+                    unsafe { (base.add(*input_offset), base.add(*output_offset)) };
+                Ok(((input, *input_bytes), (output, *output_bytes)))
+            }
+        }
+    }
+}
+
+/// An address and a length.
+type Range = (NonNull<u8>, usize);
+
+/// A descriptor to be.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Transfer<'a> {
+    Write {
+        local: Place<'a>,
+        remote: Remote<'a>,
+        notify: Option<u32>,
+    },
+    Read {
+        local: Place<'a>,
+        remote: Remote<'a>,
+    },
+    WriteReduce {
+        local: Place<'a>,
+        remote: Remote<'a>,
+        dtype: DataType,
+        redop: ReduceOp,
+        notify: Option<u32>,
+    },
+    ReadReduce {
+        local: Place<'a>,
+        remote: Remote<'a>,
+        dtype: DataType,
+        redop: ReduceOp,
+    },
+    Notify {
+        notify: u32,
+        fingerprint: [u64; 2],
+    },
+}
+
+impl<'a> Transfer<'a> {
+    /// Whether it writes to memory of this side.
+    const fn is_read(&self) -> bool {
+        matches!(self, Self::Read { .. } | Self::ReadReduce { .. })
+    }
+
+    const fn ends(&self) -> Option<(Place<'a>, Remote<'a>)> {
+        match *self {
+            Self::Write { local, remote, .. }
+            | Self::Read { local, remote }
+            | Self::WriteReduce { local, remote, .. }
+            | Self::ReadReduce { local, remote, .. } => Some((local, remote)),
+            Self::Notify { .. } => None,
+        }
+    }
+
+    fn descriptor(self, device: &Device) -> Result<Descriptor<'a>> {
+        Ok(match self {
+            Self::Write {
+                local,
+                remote,
+                notify,
+            } => Descriptor::Write {
+                local: local.address,
+                region: local.region_for(device),
+                remote: remote.import,
+                offset: remote.offset,
+                bytes: local.bytes as u64,
+                notify,
+            },
+            Self::Read { local, remote } => Descriptor::Read {
+                local: local.writable()?.address,
+                region: local.region_for(device),
+                remote: remote.import,
+                offset: remote.offset,
+                bytes: local.bytes as u64,
+            },
+            Self::WriteReduce {
+                local,
+                remote,
+                dtype,
+                redop,
+                notify,
+            } => Descriptor::WriteReduce {
+                local: local.address,
+                region: local.region_for(device),
+                remote: remote.import,
+                offset: remote.offset,
+                count: (local.bytes / dtype.size()) as u64,
+                dtype,
+                redop,
+                notify,
+            },
+            Self::ReadReduce {
+                local,
+                remote,
+                dtype,
+                redop,
+            } => Descriptor::ReadReduce {
+                local: local.writable()?.address,
+                region: local.region_for(device),
+                remote: remote.import,
+                offset: remote.offset,
+                count: (local.bytes / dtype.size()) as u64,
+                dtype,
+                redop,
+            },
+            Self::Notify {
+                notify,
+                fingerprint,
+            } => Descriptor::Notify {
+                notify,
+                fingerprint,
+            },
+        })
+    }
+}
+
+/// Descriptors that go to a transport at once.
+pub(crate) const CHUNK: usize = 16;
+
+/// The hull of no places.
+const NOWHERE: (usize, usize) = (usize::MAX, 0);
+
+/// What one thread has posted and not seen completed, and what keeps the memory of it there.
+#[derive(Default)]
+pub(crate) struct InFlight {
+    channels: SmallVec<[Flight; 4]>,
+}
+
+struct Flight {
+    channel: Channel,
+    reads: bool,
+    /// Hull of the places that pending reads write to.
+    landing: (usize, usize),
+    held: SmallVec<[Keep; 4]>,
+}
+
+enum Keep {
+    Region(Region),
+    Import(Import),
+    Loan(Arc<Loan>),
+}
+
+impl Keep {
+    /// Whether it keeps the same object as the other. Handles of one object lead to one inner
+    /// object, so the address of a part of that tells.
+    fn is_same(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Region(a), Self::Region(b)) => std::ptr::eq(a.device(), b.device()),
+            (Self::Import(a), Self::Import(b)) => std::ptr::eq(a.channel(), b.channel()),
+            (Self::Loan(a), Self::Loan(b)) => Arc::ptr_eq(a, b),
+            _ => false,
+        }
+    }
+}
+
+impl InFlight {
+    /// Posts a prefix of the batch, at most [`CHUNK`] descriptors; returns how long it is. What
+    /// is pending afterwards is kept here until it has completed.
+    pub(crate) fn post(
+        &mut self,
+        channel: &Channel,
+        batch: &[Transfer<'_>],
+    ) -> Result<usize, Failure> {
+        let device = channel.transport().device();
+        let mut accepted = 0;
+        // Reads and the rest are counted apart, because a record waits for reads only.
+        for run in batch.chunk_by(|a, b| a.is_read() == b.is_read()) {
+            let mut descriptors: SmallVec<[Descriptor<'_>; CHUNK]> = SmallVec::new();
+            for transfer in run {
+                if let Some((local, _)) = transfer.ends() {
+                    local.postable(device).map_err(|e| channel.failure(e))?;
+                }
+                descriptors.push(
+                    transfer
+                        .descriptor(device)
+                        .map_err(|e| channel.failure(e))?,
+                );
+            }
+            let is_read = run[0].is_read();
+            let outgoing = channel.outgoing(is_read);
+            // Counted first: another thread on this channel must not take the completion of ours
+            // for that of its own.
+            outgoing.expect(run.len());
+            // SAFETY: the local memory exists: it is held below for as long as anything may be
+            // pending. Tasks of this thread that would touch it wait, other threads stay away by
+            // the rules of the queue's user; see the head of this file.
+            let posted = unsafe { channel.transport().post(outgoing.lane(), &descriptors) };
+            let posted = match posted {
+                Ok(posted) => posted,
+                Err(error) => {
+                    outgoing.forget(run.len());
+                    return Err(channel.failure(error));
+                }
+            };
+            outgoing.forget(run.len() - posted.pending);
+            accepted += posted.accepted;
+            if posted.pending > 0 {
+                self.hold(channel, &run[..posted.accepted]);
+            }
+            if posted.accepted < run.len() {
+                break;
+            }
+        }
+        Ok(accepted)
+    }
+
+    fn hold(&mut self, channel: &Channel, transfers: &[Transfer<'_>]) {
+        let known = self.channels.iter().position(|f| f.channel.is(channel));
+        let index = known.unwrap_or_else(|| {
+            self.channels.push(Flight {
+                channel: channel.clone(),
+                reads: false,
+                landing: NOWHERE,
+                held: SmallVec::new(),
+            });
+            self.channels.len() - 1
+        });
+        let flight = &mut self.channels[index];
+        for transfer in transfers {
+            let Some((local, remote)) = transfer.ends() else {
+                continue;
+            };
+            if transfer.is_read() {
+                let (start, end) = local.range();
+                flight.reads = true;
+                flight.landing = (flight.landing.0.min(start), flight.landing.1.max(end));
+            }
+            for keep in [local.keep(), Some(Keep::Import(remote.import.clone()))]
+                .into_iter()
+                .flatten()
+            {
+                if !flight.held.iter().any(|held| held.is_same(&keep)) {
+                    flight.held.push(keep);
+                }
+            }
+        }
+    }
+
+    /// Lets go of what has completed.
+    ///
+    /// # Errors
+    /// The first failure among the completions.
+    pub(crate) fn retire(&mut self) -> Result<(), Failure> {
+        let mut first = Ok(());
+        self.channels.retain(|flight| {
+            if !flight.is_complete() {
+                if flight.reads && flight.channel.outgoing(true).is_complete() {
+                    flight.reads = false;
+                    flight.landing = NOWHERE;
+                    if first.is_ok() {
+                        first = flight.channel.sent();
+                    }
+                }
+                return true;
+            }
+            if first.is_ok() {
+                first = flight.channel.sent();
+            }
+            false
+        });
+        first
+    }
+
+    /// Whether nothing is pending.
+    ///
+    /// # Errors
+    /// Those of [`InFlight::retire`].
+    pub(crate) fn is_empty(&mut self) -> Result<bool, Failure> {
+        if self.channels.is_empty() {
+            return Ok(true);
+        }
+        self.retire()?;
+        Ok(self.channels.is_empty())
+    }
+
+    /// Whether no read is pending.
+    ///
+    /// # Errors
+    /// Those of [`InFlight::retire`].
+    pub(crate) fn has_no_reads(&mut self) -> Result<bool, Failure> {
+        if self.channels.iter().all(|flight| !flight.reads) {
+            return Ok(true);
+        }
+        self.retire()?;
+        Ok(self.channels.iter().all(|flight| !flight.reads))
+    }
+
+    /// Whether a read into `place` may be posted beside what is pending: nothing else lands
+    /// there, and no write is pending that may have to be read from there.
+    ///
+    /// # Errors
+    /// Those of [`InFlight::retire`].
+    pub(crate) fn admits_read(&mut self, place: Place<'_>) -> Result<bool, Failure> {
+        let (start, end) = place.range();
+        let admits = |flights: &[Flight]| {
+            flights.iter().all(|flight| {
+                let (from, to) = flight.landing;
+                (end <= from || to <= start) && flight.channel.outgoing(false).is_complete()
+            })
+        };
+        if admits(&self.channels) {
+            return Ok(true);
+        }
+        self.retire()?;
+        Ok(admits(&self.channels))
+    }
+
+    /// Whether something that is counted as pending has completed: worth a [`InFlight::retire`].
+    pub(crate) fn has_news(&self) -> bool {
+        self.channels.iter().any(|flight| {
+            flight.is_complete() || (flight.reads && flight.channel.outgoing(true).is_complete())
+        })
+    }
+
+    /// Whether anything is counted as pending.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.channels.is_empty()
+    }
+
+    /// Asks the state of every channel on which something is pending. After an error a transport
+    /// touches no local memory of that channel any more, so what was held for it is let go.
+    ///
+    /// # Errors
+    /// The first channel that does not work.
+    pub(crate) fn check(&mut self) -> Result<(), Failure> {
+        let mut first = Ok(());
+        self.channels
+            .retain(|flight| match flight.channel.transport().check() {
+                Ok(()) => true,
+                Err(error) => {
+                    if first.is_ok() {
+                        first = Err(flight.channel.failure(error));
+                    }
+                    false
+                }
+            });
+        first
+    }
+}
+
+impl Flight {
+    fn is_complete(&self) -> bool {
+        self.channel.outgoing(true).is_complete() && self.channel.outgoing(false).is_complete()
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        const TRIES: u32 = 1000;
+        for mut flight in self.channels.drain(..) {
+            let device = flight.channel.transport().device().clone();
+            let over = (0..TRIES).any(|_| {
+                flight.is_complete()
+                    || device.progress().is_err()
+                    || flight.channel.transport().check().is_err()
+            });
+            if !over {
+                // The transport may still read or write there, and nobody will look any more:
+                // memory that stays is better than memory that changes under its next owner.
+                std::mem::take(&mut flight.held)
+                    .into_iter()
+                    .for_each(std::mem::forget);
+            }
+        }
+    }
+}

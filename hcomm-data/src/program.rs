@@ -1,0 +1,575 @@
+//! Programs: tasks that are checked and bound once and then replayed.
+
+use std::fmt;
+use std::ops::Deref;
+
+use hcomm_transport::{Capabilities, Device};
+use hcomm_types::{DataType, Error, ErrorKind, ReduceOp, Result};
+
+use crate::channel::Channel;
+use crate::memory::Place;
+use crate::slice::{RemoteSlice, Slice};
+
+/// What a program is made of.
+#[derive(Clone, Debug)]
+pub struct ProgramParts {
+    /// Tasks of each thread, in order.
+    pub threads: Vec<Vec<Op>>,
+    /// Peers.
+    pub links: Vec<ProgramLink>,
+    /// Scratch memory of this side.
+    pub scratch: Option<Slice>,
+    /// Type of the elements that are reduced.
+    pub dtype: DataType,
+    /// How they are reduced.
+    pub redop: ReduceOp,
+    /// Bytes of input that it reads from.
+    pub input_bytes: u64,
+    /// Bytes of output that it writes to.
+    pub output_bytes: u64,
+    /// Bytes of scratch memory, counted from the base of a run.
+    pub scratch_bytes: u64,
+}
+
+/// A peer of a program.
+#[derive(Clone, Debug)]
+pub struct ProgramLink {
+    /// The channel to it.
+    pub channel: Channel,
+    /// The peer's scratch memory. Offsets in it count from its begin plus the scratch base of a
+    /// run, which both sides choose alike.
+    pub scratch: Option<RemoteSlice>,
+}
+
+/// Buffers of a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum SlotKind {
+    /// Input, read only.
+    Input,
+    /// Output.
+    Output,
+    /// Scratch.
+    Scratch,
+}
+
+/// A place in a buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct At {
+    /// The buffer.
+    pub slot: SlotKind,
+    /// Offset in bytes.
+    pub offset: u64,
+}
+
+/// One task of a program. Offsets of remote memory are in the peer's scratch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Op {
+    /// `dst = src`.
+    Copy {
+        /// Destination.
+        dst: At,
+        /// Source.
+        src: At,
+        /// Bytes.
+        bytes: u64,
+    },
+    /// `dst = a op b`.
+    Reduce {
+        /// Destination.
+        dst: At,
+        /// First operand.
+        a: At,
+        /// Second operand.
+        b: At,
+        /// Elements.
+        count: u64,
+    },
+    /// Bytes to the peer.
+    Write {
+        /// The link.
+        link: u16,
+        /// Offset at the peer.
+        dst: u64,
+        /// Source.
+        src: At,
+        /// Bytes.
+        bytes: u64,
+        /// Notify of the peer to record afterwards.
+        notify: Option<u32>,
+    },
+    /// Bytes from the peer.
+    Read {
+        /// The link.
+        link: u16,
+        /// Destination.
+        dst: At,
+        /// Offset at the peer.
+        src: u64,
+        /// Bytes.
+        bytes: u64,
+    },
+    /// `peer = peer op src`.
+    WriteReduce {
+        /// The link.
+        link: u16,
+        /// Offset at the peer.
+        dst: u64,
+        /// Operand here.
+        src: At,
+        /// Elements.
+        count: u64,
+        /// Notify of the peer to record afterwards.
+        notify: Option<u32>,
+    },
+    /// `dst = a op peer`.
+    ReadReduce {
+        /// The link.
+        link: u16,
+        /// Destination.
+        dst: At,
+        /// Operand here.
+        a: At,
+        /// Offset at the peer.
+        src: u64,
+        /// Elements.
+        count: u64,
+    },
+    /// Records a notify at the peer.
+    Record {
+        /// The link.
+        link: u16,
+        /// The notify.
+        notify: u32,
+    },
+    /// Waits for a record of the peer.
+    Wait {
+        /// The link.
+        link: u16,
+        /// The notify of this side.
+        notify: u32,
+    },
+    /// Records a notify of another thread of the program.
+    ThreadRecord {
+        /// The thread.
+        thread: u16,
+        /// Its notify.
+        notify: u32,
+    },
+    /// Waits for a record on a notify of its own thread.
+    ThreadWait {
+        /// The notify.
+        notify: u32,
+    },
+}
+
+/// A checked program: every place lies in its buffer, every link, notify and thread is there, and
+/// every link can do what is asked of it. A run has to compare buffer sizes only.
+pub struct Program {
+    parts: ProgramParts,
+    /// Bytes of each link's remote memory that the program touches, from the scratch base on.
+    remote_bytes: Vec<u64>,
+    /// For each thread, which of its tasks is the first that records on its link: it carries the
+    /// fingerprint.
+    first_records: Vec<Vec<bool>>,
+    /// Notifies that each thread needs.
+    thread_notifies: Vec<u32>,
+    /// Whether some thread records at another.
+    has_thread_records: bool,
+    /// Devices that are given descriptors with a local side in input or output, and that must
+    /// know the memory.
+    demanding: Vec<Device>,
+}
+
+impl Program {
+    /// Checks the parts.
+    ///
+    /// # Errors
+    /// `OutOfBounds`, `InvalidArgument` or `Unsupported`, with thread and task.
+    pub fn new(parts: ProgramParts) -> Result<Self> {
+        let scratch = parts.scratch.as_ref().map_or(0, Slice::bytes) as u64;
+        if parts.scratch_bytes > scratch {
+            return Err(Error::new(
+                ErrorKind::OutOfBounds,
+                format!(
+                    "a program needs {} bytes of scratch memory and has {scratch}",
+                    parts.scratch_bytes
+                ),
+            ));
+        }
+        for (index, link) in parts.links.iter().enumerate() {
+            let strange = link
+                .scratch
+                .as_ref()
+                .is_some_and(|scratch| !link.channel.imported(scratch.import()));
+            if strange {
+                return Err(Error::new(
+                    ErrorKind::InvalidArgument,
+                    format!("scratch memory of link {index} was imported through another channel"),
+                ));
+            }
+        }
+        let mut check = Check {
+            parts: &parts,
+            remote_bytes: vec![0; parts.links.len()],
+            thread_notifies: vec![0; parts.threads.len()],
+            has_thread_records: false,
+            demanding: Vec::new(),
+        };
+        let mut first_records = Vec::with_capacity(parts.threads.len());
+        for (thread, ops) in parts.threads.iter().enumerate() {
+            let mut seen = vec![false; parts.links.len()];
+            let mut first = Vec::with_capacity(ops.len());
+            for (index, op) in ops.iter().enumerate() {
+                check.op(thread, op).map_err(|error| {
+                    Error::new(
+                        error.kind(),
+                        format!("thread {thread}, task {index} ({op:?}): {}", error.detail()),
+                    )
+                })?;
+                first.push(
+                    op.records_on()
+                        .is_some_and(|link| !std::mem::replace(&mut seen[link as usize], true)),
+                );
+            }
+            first_records.push(first);
+        }
+        let Check {
+            remote_bytes,
+            thread_notifies,
+            has_thread_records,
+            demanding,
+            ..
+        } = check;
+        Ok(Self {
+            remote_bytes,
+            first_records,
+            thread_notifies,
+            has_thread_records,
+            demanding,
+            parts,
+        })
+    }
+
+    /// Notifies that thread `part` needs.
+    #[must_use]
+    pub fn thread_notifies(&self, part: usize) -> u32 {
+        self.thread_notifies.get(part).copied().unwrap_or(0)
+    }
+
+    pub(crate) fn carries_fingerprint(&self, part: usize, op: usize) -> bool {
+        self.first_records[part][op]
+    }
+
+    pub(crate) const fn has_thread_records(&self) -> bool {
+        self.has_thread_records
+    }
+
+    /// Compares sizes with what a run brings.
+    pub(crate) fn check_run(
+        &self,
+        part: usize,
+        input: usize,
+        output: usize,
+        scratch_base: u64,
+    ) -> Result<()> {
+        if part >= self.threads.len() {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!("no thread {part}: the program has {}", self.threads.len()),
+            ));
+        }
+        let scratch = self.scratch.as_ref().map_or(0, Slice::bytes) as u64;
+        for (what, need, have) in [
+            ("input", self.input_bytes, input as u64),
+            ("output", self.output_bytes, output as u64),
+            (
+                "scratch memory",
+                self.scratch_bytes.saturating_add(scratch_base),
+                // A program without scratch does not care for its base.
+                if self.scratch_bytes == 0 {
+                    u64::MAX
+                } else {
+                    scratch
+                },
+            ),
+        ] {
+            if need > have {
+                return Err(Error::new(
+                    ErrorKind::OutOfBounds,
+                    format!("a program needs {need} bytes of {what} and has {have}"),
+                ));
+            }
+        }
+        for (link, &need) in self.links.iter().zip(&self.remote_bytes) {
+            let have = link.scratch.as_ref().map_or(0, RemoteSlice::bytes);
+            if need > 0 && need.saturating_add(scratch_base) > have {
+                return Err(Error::new(
+                    ErrorKind::OutOfBounds,
+                    format!(
+                        "a program needs {} bytes of the peer's scratch memory, which has {have}",
+                        need.saturating_add(scratch_base)
+                    ),
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses buffers that a device of the program would have to know and does not.
+    pub(crate) fn check_known(&self, buffer: Place<'_>) -> Result<()> {
+        self.demanding
+            .iter()
+            .try_for_each(|device| buffer.postable(device))
+    }
+
+    /// Refuses a run with lent buffers, which no device knows, if a device would have to.
+    pub(crate) fn check_lent(&self) -> Result<()> {
+        match self.demanding.first() {
+            None => Ok(()),
+            Some(device) => Err(Error::new(
+                ErrorKind::Unsupported,
+                format!("{device:?} moves only memory that is registered with it"),
+            )
+            .hint("copy through scratch memory in the program, or run it with registered slices")),
+        }
+    }
+}
+
+impl Deref for Program {
+    type Target = ProgramParts;
+
+    fn deref(&self) -> &ProgramParts {
+        &self.parts
+    }
+}
+
+impl fmt::Debug for Program {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Program")
+            .field("threads", &self.threads.len())
+            .field("tasks", &self.threads.iter().map(Vec::len).sum::<usize>())
+            .field("links", &self.links.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Op {
+    /// The link on which it records, if it does.
+    const fn records_on(&self) -> Option<u16> {
+        match *self {
+            Self::Record { link, .. }
+            | Self::Write {
+                link,
+                notify: Some(_),
+                ..
+            }
+            | Self::WriteReduce {
+                link,
+                notify: Some(_),
+                ..
+            } => Some(link),
+            _ => None,
+        }
+    }
+}
+
+/// The checks, and what they find out.
+struct Check<'a> {
+    parts: &'a ProgramParts,
+    remote_bytes: Vec<u64>,
+    thread_notifies: Vec<u32>,
+    has_thread_records: bool,
+    demanding: Vec<Device>,
+}
+
+impl Check<'_> {
+    fn op(&mut self, thread: usize, op: &Op) -> Result<()> {
+        match *op {
+            Op::Copy { dst, src, bytes } => {
+                self.written(dst, bytes)?;
+                self.place(src, bytes)
+            }
+            Op::Reduce { dst, a, b, count } => {
+                let bytes = self.bytes(count)?;
+                self.written(dst, bytes)?;
+                self.place(a, bytes)?;
+                self.place(b, bytes)?;
+                whole_overlap(dst, a, bytes)?;
+                whole_overlap(dst, b, bytes)
+            }
+            Op::Write {
+                link,
+                dst,
+                src,
+                bytes,
+                notify,
+            } => {
+                self.place(src, bytes)?;
+                self.remote(link, dst, bytes, src, Capabilities::WRITE)?;
+                self.record(link, notify)
+            }
+            Op::Read {
+                link,
+                dst,
+                src,
+                bytes,
+            } => {
+                self.written(dst, bytes)?;
+                self.remote(link, src, bytes, dst, Capabilities::READ)
+            }
+            Op::WriteReduce {
+                link,
+                dst,
+                src,
+                count,
+                notify,
+            } => {
+                let bytes = self.bytes(count)?;
+                self.place(src, bytes)?;
+                self.remote(link, dst, bytes, src, Capabilities::WRITE_REDUCE)?;
+                self.record(link, notify)
+            }
+            Op::ReadReduce {
+                link,
+                dst,
+                a,
+                src,
+                count,
+            } => {
+                let bytes = self.bytes(count)?;
+                self.written(dst, bytes)?;
+                self.place(a, bytes)?;
+                whole_overlap(dst, a, bytes)?;
+                self.remote(link, src, bytes, dst, Capabilities::READ_REDUCE)
+            }
+            Op::Record { link, notify } => self.record(link, Some(notify)),
+            Op::Wait { link, notify } => self.link(link)?.channel.check_wait(notify),
+            Op::ThreadRecord {
+                thread: target,
+                notify,
+            } => {
+                self.has_thread_records = true;
+                self.thread_notify(usize::from(target), notify)
+            }
+            Op::ThreadWait { notify } => self.thread_notify(thread, notify),
+        }
+    }
+
+    fn bytes(&self, count: u64) -> Result<u64> {
+        count
+            .checked_mul(self.parts.dtype.size() as u64)
+            .ok_or_else(|| Error::new(ErrorKind::OutOfBounds, format!("{count} elements")))
+    }
+
+    fn place(&self, at: At, bytes: u64) -> Result<()> {
+        let whole = match at.slot {
+            SlotKind::Input => self.parts.input_bytes,
+            SlotKind::Output => self.parts.output_bytes,
+            SlotKind::Scratch => self.parts.scratch_bytes,
+        };
+        if at.offset.checked_add(bytes).is_some_and(|end| end <= whole) {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::OutOfBounds,
+            format!(
+                "{bytes} bytes at offset {} of {:?} of {whole} bytes",
+                at.offset, at.slot
+            ),
+        ))
+    }
+
+    fn written(&self, at: At, bytes: u64) -> Result<()> {
+        if at.slot == SlotKind::Input {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                "the input is read only",
+            ));
+        }
+        self.place(at, bytes)
+    }
+
+    fn link(&self, link: u16) -> Result<&ProgramLink> {
+        self.parts.links.get(usize::from(link)).ok_or_else(|| {
+            Error::new(
+                ErrorKind::InvalidArgument,
+                format!("no link {link}: the program has {}", self.parts.links.len()),
+            )
+        })
+    }
+
+    fn remote(
+        &mut self,
+        link: u16,
+        offset: u64,
+        bytes: u64,
+        local: At,
+        ability: Capabilities,
+    ) -> Result<()> {
+        let ProgramLink { channel, scratch } = self.link(link)?;
+        let end = offset.checked_add(bytes);
+        let (Some(end), Some(scratch)) = (
+            end.filter(|&end| scratch.as_ref().is_some_and(|s| end <= s.bytes())),
+            scratch,
+        ) else {
+            return Err(Error::new(
+                ErrorKind::OutOfBounds,
+                format!(
+                    "{bytes} bytes at offset {offset} of the peer's scratch memory of {} bytes",
+                    scratch.as_ref().map_or(0, RemoteSlice::bytes)
+                ),
+            ));
+        };
+        if scratch.import().address().is_none() {
+            let device = channel.transport().device();
+            if !device.info().capabilities.contains(ability) {
+                return Err(Error::new(
+                    ErrorKind::Unsupported,
+                    format!("{device:?} cannot do that with memory that is not mapped"),
+                ));
+            }
+            match (local.slot, &self.parts.scratch) {
+                (SlotKind::Scratch, Some(slice)) => slice.place().postable(device)?,
+                _ if !device.info().capabilities.contains(Capabilities::LOCAL_ANY) => {
+                    let device = device.clone();
+                    self.demanding.push(device);
+                }
+                _ => {}
+            }
+        }
+        let most = &mut self.remote_bytes[usize::from(link)];
+        *most = end.max(*most);
+        Ok(())
+    }
+
+    fn record(&self, link: u16, notify: Option<u32>) -> Result<()> {
+        let channel = &self.link(link)?.channel;
+        notify.map_or(Ok(()), |notify| channel.check_record(notify))
+    }
+
+    fn thread_notify(&mut self, thread: usize, notify: u32) -> Result<()> {
+        let threads = self.thread_notifies.len();
+        let need = self.thread_notifies.get_mut(thread).ok_or_else(|| {
+            Error::new(
+                ErrorKind::InvalidArgument,
+                format!("no thread {thread}: the program has {threads}"),
+            )
+        })?;
+        *need = (*need).max(notify.saturating_add(1));
+        Ok(())
+    }
+}
+
+/// A result may replace an operand, not smear over it.
+fn whole_overlap(dst: At, operand: At, bytes: u64) -> Result<()> {
+    let apart = dst.slot != operand.slot
+        || dst.offset == operand.offset
+        || dst.offset.abs_diff(operand.offset) >= bytes;
+    if apart {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::InvalidArgument,
+        "the result overlaps an operand in part",
+    ))
+}

@@ -1,0 +1,629 @@
+//! Running one task: as far as it goes now.
+//!
+//! A step is called again and again for the task at the head of a queue. It returns whether the
+//! task is done; if not, it has noted why, and how far it came, and took nothing that it would
+//! have to give back.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use hcomm_transport::Capabilities;
+use hcomm_types::{DataType, Error, ErrorKind, ReduceOp};
+use smallvec::SmallVec;
+
+use crate::channel::Channel;
+use crate::failure::Failure;
+use crate::memory::{self, CHUNK, InFlight, Place, Transfer};
+use crate::queue::Queue;
+use crate::slice::Remote;
+use crate::work::{Run, Work};
+
+/// What a thread knows while it runs its tasks.
+pub(crate) struct Runner {
+    pub(crate) in_flight: InFlight,
+    /// Of each of the thread's own notifies, how many records were taken.
+    taken: Box<[u64]>,
+    /// How far the task at the head is.
+    at: Progress,
+    /// In a batch or a program, how many of its tasks are done.
+    index: usize,
+    /// Why the task at the head does not go on.
+    reason: Option<Reason>,
+    /// Whether something was done since this was last asked.
+    moved: bool,
+}
+
+/// How far one task is.
+#[derive(Clone, Copy, Default)]
+struct Progress {
+    /// Whether its bytes are on their way and its notify is left, or its first operand is in
+    /// place and the second is left.
+    half_done: bool,
+    /// Bytes posted.
+    posted: u64,
+}
+
+/// Why a task waits.
+pub(crate) enum Reason {
+    /// For a record of the peer.
+    Notify(Channel, u32),
+    /// For a record of another thread.
+    ThreadNotify(u32),
+    /// For the completion of what was posted.
+    Completions,
+    /// For room in the transport's queue.
+    Room(Channel),
+    /// For visibility at the peer.
+    Flush(Channel),
+}
+
+impl Reason {
+    pub(crate) const fn channel(&self) -> Option<&Channel> {
+        match self {
+            Self::Notify(channel, _) | Self::Room(channel) | Self::Flush(channel) => Some(channel),
+            Self::ThreadNotify(_) | Self::Completions => None,
+        }
+    }
+
+    pub(crate) fn describe(&self) -> String {
+        match self {
+            Self::Notify(_, notify) => format!("notify {notify} of the peer"),
+            Self::ThreadNotify(notify) => format!("notify {notify} of another thread"),
+            Self::Completions => "the completion of posted transfers".to_owned(),
+            Self::Room(_) => "room in the send queue of the link".to_owned(),
+            Self::Flush(_) => "visibility at the peer".to_owned(),
+        }
+    }
+
+    fn is(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Notify(a, x), Self::Notify(b, y)) => a.is(b) && x == y,
+            (Self::ThreadNotify(x), Self::ThreadNotify(y)) => x == y,
+            (Self::Completions, Self::Completions) => true,
+            (Self::Room(a), Self::Room(b)) | (Self::Flush(a), Self::Flush(b)) => a.is(b),
+            _ => false,
+        }
+    }
+}
+
+type Done = Result<bool, Failure>;
+
+impl Runner {
+    pub(crate) fn new(notifies: usize) -> Self {
+        Self {
+            in_flight: InFlight::default(),
+            taken: vec![0; notifies].into(),
+            at: Progress::default(),
+            index: 0,
+            reason: None,
+            moved: false,
+        }
+    }
+
+    /// Why the task at the head waits.
+    pub(crate) const fn reason(&self) -> Option<&Reason> {
+        self.reason.as_ref()
+    }
+
+    /// How many tasks of the batch or program at the head are done.
+    pub(crate) const fn index(&self) -> usize {
+        self.index
+    }
+
+    /// Whether something was done since the last call.
+    pub(crate) fn has_moved(&mut self) -> bool {
+        std::mem::take(&mut self.moved)
+    }
+
+    /// The task at the head is over: the next one begins.
+    pub(crate) fn next(&mut self) {
+        self.at = Progress::default();
+        self.index = 0;
+        self.reason = None;
+    }
+
+    /// Whether the task at the head would go on, without going on.
+    pub(crate) fn would_move(&self, own: &[AtomicU64]) -> bool {
+        if self.in_flight.has_news() {
+            return true;
+        }
+        match &self.reason {
+            None => false,
+            // A wait for what is not there ends in an error: worth a step.
+            Some(Reason::Notify(channel, notify)) => {
+                channel.arrived(*notify).map_or(true, |records| records > 0)
+            }
+            Some(Reason::ThreadNotify(notify)) => {
+                let notify = *notify as usize;
+                own.get(notify)
+                    .is_none_or(|count| count.load(Ordering::Acquire) > self.taken[notify])
+            }
+            Some(Reason::Completions) => self.in_flight.is_idle(),
+            Some(Reason::Room(_)) => false,
+            Some(Reason::Flush(channel)) => channel.transport().flush().unwrap_or(true),
+        }
+    }
+
+    /// One task. `own` are the notifies of this thread.
+    pub(crate) fn step(&mut self, work: Work<'_>, own: &[AtomicU64]) -> Done {
+        match work {
+            Work::Write {
+                channel,
+                dst,
+                src,
+                notify,
+                fingerprint,
+            } => self.send(
+                channel,
+                dst,
+                src,
+                Sending {
+                    reduce: None,
+                    notify,
+                    fingerprint,
+                },
+            ),
+            Work::WriteReduce {
+                channel,
+                dst,
+                src,
+                dtype,
+                redop,
+                notify,
+                fingerprint,
+            } => self.send(
+                channel,
+                dst,
+                src,
+                Sending {
+                    reduce: Some((dtype, redop)),
+                    notify,
+                    fingerprint,
+                },
+            ),
+            Work::Read { channel, dst, src } => self.read(channel, dst, src),
+            Work::ReadReduce {
+                channel,
+                dst,
+                a,
+                src,
+                dtype,
+                redop,
+            } => self.read_reduce(channel, dst, a, src, (dtype, redop)),
+            Work::Record {
+                channel,
+                notify,
+                fingerprint,
+            } => self.record(channel, notify, fingerprint),
+            Work::Wait { channel, notify } => {
+                if channel.take(notify)? {
+                    return Ok(true);
+                }
+                self.wait_for(Reason::Notify(channel.clone(), notify))
+            }
+            Work::RecordThread { queue, notify } => {
+                if !self.in_flight.is_empty()? {
+                    return self.wait_for(Reason::Completions);
+                }
+                queue.record(notify)?;
+                Ok(true)
+            }
+            Work::WaitThread { notify } => {
+                let index = notify as usize;
+                let (Some(count), Some(taken)) = (own.get(index), self.taken.get_mut(index)) else {
+                    return Err(no_thread_notify(notify, own.len()).into());
+                };
+                if count.load(Ordering::Acquire) > *taken {
+                    *taken += 1;
+                    return Ok(true);
+                }
+                self.wait_for(Reason::ThreadNotify(notify))
+            }
+            Work::Copy { dst, src } => {
+                if !self.in_flight.is_empty()? {
+                    return self.wait_for(Reason::Completions);
+                }
+                memory::copy(dst, src)?;
+                Ok(true)
+            }
+            Work::Reduce {
+                dst,
+                a,
+                b,
+                dtype,
+                redop,
+            } => {
+                if !self.in_flight.is_empty()? {
+                    return self.wait_for(Reason::Completions);
+                }
+                memory::reduce(dst, a, b, dtype, redop)?;
+                Ok(true)
+            }
+            Work::Fence { channel } => {
+                if !self.in_flight.has_no_reads()? {
+                    return self.wait_for(Reason::Completions);
+                }
+                if channel
+                    .transport()
+                    .flush()
+                    .map_err(|e| channel.failure(e))?
+                {
+                    return Ok(true);
+                }
+                self.wait_for(Reason::Flush(channel.clone()))
+            }
+            Work::Drain => {
+                if self.in_flight.is_empty()? {
+                    return Ok(true);
+                }
+                self.wait_for(Reason::Completions)
+            }
+        }
+    }
+
+    /// A batch of `count` tasks of one channel. Those that a transport has to move are posted
+    /// together; a notify comes after all that precede it in the batch.
+    pub(crate) fn batch<'a>(
+        &mut self,
+        channel: &Channel,
+        count: usize,
+        own: &[AtomicU64],
+        get: impl Fn(usize) -> Option<Work<'a>>,
+    ) -> Done {
+        let get = |index: usize| {
+            get(index).ok_or_else(|| Error::new(ErrorKind::Internal, "a batch in a batch"))
+        };
+        if self.index == 0 && !self.at.half_done && self.at.posted == 0 {
+            // Earlier tasks first: what they read must be here before it is sent, and what they
+            // send must be gone before it is overwritten.
+            let mut reads = false;
+            for index in 0..count {
+                reads |= matches!(get(index)?, Work::Read { .. } | Work::ReadReduce { .. });
+            }
+            let ready = if reads {
+                self.in_flight.is_empty()?
+            } else {
+                self.in_flight.has_no_reads()?
+            };
+            if !ready {
+                return self.wait_for(Reason::Completions);
+            }
+        }
+        while self.index < count {
+            let mut list: SmallVec<[Transfer<'_>; CHUNK]> = SmallVec::new();
+            let mut reads = false;
+            while list.len() < CHUNK && self.index + list.len() < count {
+                match single(get(self.index + list.len())?, channel) {
+                    // A notify says that the reads before it are done.
+                    Some(transfer) if reads && has_notify(&transfer) => break,
+                    Some(transfer) => {
+                        reads |= matches!(
+                            transfer,
+                            Transfer::Read { .. } | Transfer::ReadReduce { .. }
+                        );
+                        list.push(transfer);
+                    }
+                    None => break,
+                }
+            }
+            // One by one: what is mapped, too long for one descriptor, or has to wait for reads.
+            let alone = match list.first() {
+                None => true,
+                Some(first) => has_notify(first) && !self.in_flight.has_no_reads()?,
+            };
+            if alone {
+                if !self.step(get(self.index)?, own)? {
+                    return Ok(false);
+                }
+                self.at = Progress::default();
+                self.index += 1;
+                self.moved = true;
+                continue;
+            }
+            let accepted = self.in_flight.post(channel, &list)?;
+            for transfer in &list[..accepted] {
+                if has_notify(transfer) {
+                    channel.recorded();
+                }
+            }
+            self.index += accepted;
+            self.moved |= accepted > 0;
+            if accepted < list.len() {
+                return self.wait_for(Reason::Room(channel.clone()));
+            }
+        }
+        Ok(true)
+    }
+
+    /// One thread's part of a program. Done when all it has posted has completed.
+    pub(crate) fn run(&mut self, run: &Run, own: &[AtomicU64]) -> Done {
+        let tasks = run.program.threads[run.part].len();
+        let mut target: Option<Arc<Queue>> = None;
+        while self.index < tasks {
+            let work = run.work(self.index, &mut target)?;
+            if !self.step(work, own)? {
+                return Ok(false);
+            }
+            self.at = Progress::default();
+            self.index += 1;
+            self.moved = true;
+        }
+        if self.in_flight.is_empty()? {
+            return Ok(true);
+        }
+        self.wait_for(Reason::Completions)
+    }
+
+    fn send(
+        &mut self,
+        channel: &Channel,
+        dst: Remote<'_>,
+        src: Place<'_>,
+        sending: Sending,
+    ) -> Done {
+        let Sending {
+            reduce,
+            notify,
+            fingerprint,
+        } = sending;
+        if !self.at.half_done && src.bytes() > 0 {
+            // What was read before may be what is sent now.
+            if self.at.posted == 0 && !self.in_flight.has_no_reads()? {
+                return self.wait_for(Reason::Completions);
+            }
+            if let Some(peer) = dst.mapped() {
+                match reduce {
+                    None => memory::copy(peer, src)?,
+                    Some((dtype, redop)) => memory::reduce(peer, peer, src, dtype, redop)?,
+                }
+            } else {
+                let joined = notify.filter(|_| joins_notify(channel, fingerprint));
+                let unit = reduce.map_or(1, |(dtype, _)| dtype.size() as u64);
+                let posted = self.post_pieces(channel, src.bytes() as u64, unit, |piece| {
+                    let (local, remote) = (
+                        src.part(piece.offset, piece.bytes)?,
+                        dst.part(piece.offset, piece.bytes)?,
+                    );
+                    let notify = joined.filter(|_| piece.is_last);
+                    Ok(match reduce {
+                        None => Transfer::Write {
+                            local,
+                            remote,
+                            notify,
+                        },
+                        Some((dtype, redop)) => Transfer::WriteReduce {
+                            local,
+                            remote,
+                            dtype,
+                            redop,
+                            notify,
+                        },
+                    })
+                })?;
+                if !posted {
+                    return Ok(false);
+                }
+                if joined.is_some() {
+                    channel.recorded();
+                    return Ok(true);
+                }
+            }
+            self.at.half_done = true;
+            self.moved = true;
+        }
+        match notify {
+            None => Ok(true),
+            Some(notify) => self.record(channel, notify, fingerprint),
+        }
+    }
+
+    fn read(&mut self, channel: &Channel, dst: Place<'_>, src: Remote<'_>) -> Done {
+        if let Some(peer) = src.mapped() {
+            if !self.in_flight.is_empty()? {
+                return self.wait_for(Reason::Completions);
+            }
+            memory::copy(dst, peer)?;
+            return Ok(true);
+        }
+        if self.at.posted == 0 && !self.in_flight.admits_read(dst)? {
+            return self.wait_for(Reason::Completions);
+        }
+        self.post_pieces(channel, dst.bytes() as u64, 1, |piece| {
+            Ok(Transfer::Read {
+                local: dst.part(piece.offset, piece.bytes)?,
+                remote: src.part(piece.offset, piece.bytes)?,
+            })
+        })
+    }
+
+    fn read_reduce(
+        &mut self,
+        channel: &Channel,
+        dst: Place<'_>,
+        a: Place<'_>,
+        src: Remote<'_>,
+        (dtype, redop): (DataType, ReduceOp),
+    ) -> Done {
+        if let Some(peer) = src.mapped() {
+            if !self.in_flight.is_empty()? {
+                return self.wait_for(Reason::Completions);
+            }
+            memory::reduce(dst, a, peer, dtype, redop)?;
+            return Ok(true);
+        }
+        if !dst.is_at(a) && !self.at.half_done {
+            // A transport knows only two places: the operand here goes where the result goes.
+            if !self.in_flight.is_empty()? {
+                return self.wait_for(Reason::Completions);
+            }
+            memory::copy(dst, a)?;
+            self.at.half_done = true;
+            self.moved = true;
+        }
+        if self.at.posted == 0 && !self.in_flight.admits_read(dst)? {
+            return self.wait_for(Reason::Completions);
+        }
+        self.post_pieces(channel, dst.bytes() as u64, dtype.size() as u64, |piece| {
+            Ok(Transfer::ReadReduce {
+                local: dst.part(piece.offset, piece.bytes)?,
+                remote: src.part(piece.offset, piece.bytes)?,
+                dtype,
+                redop,
+            })
+        })
+    }
+
+    fn record(&mut self, channel: &Channel, notify: u32, fingerprint: [u64; 2]) -> Done {
+        if !self.in_flight.has_no_reads()? {
+            return self.wait_for(Reason::Completions);
+        }
+        let transfer = Transfer::Notify {
+            notify,
+            fingerprint,
+        };
+        if self.in_flight.post(channel, &[transfer])? == 0 {
+            return self.wait_for(Reason::Room(channel.clone()));
+        }
+        channel.recorded();
+        Ok(true)
+    }
+
+    /// Posts `bytes` bytes in pieces that the device takes, from where it stopped before.
+    fn post_pieces<'a>(
+        &mut self,
+        channel: &Channel,
+        bytes: u64,
+        unit: u64,
+        make: impl Fn(Piece) -> Result<Transfer<'a>, Error>,
+    ) -> Done {
+        let most = channel.transport().device().info().max_transfer_bytes;
+        let most = (most - most % unit).max(unit);
+        while self.at.posted < bytes {
+            let left = bytes - self.at.posted;
+            let piece = Piece {
+                offset: self.at.posted,
+                bytes: left.min(most),
+                is_last: left <= most,
+            };
+            if self.in_flight.post(channel, &[make(piece)?])? == 0 {
+                return self.wait_for(Reason::Room(channel.clone()));
+            }
+            self.at.posted += piece.bytes;
+            self.moved = true;
+        }
+        Ok(true)
+    }
+
+    fn wait_for(&mut self, reason: Reason) -> Done {
+        // Looked at in every round of a spin: leave it where it is if it is the same.
+        if !self.reason.as_ref().is_some_and(|known| known.is(&reason)) {
+            self.reason = Some(reason);
+        }
+        Ok(false)
+    }
+}
+
+/// A part of a transfer.
+#[derive(Clone, Copy)]
+struct Piece {
+    offset: u64,
+    bytes: u64,
+    is_last: bool,
+}
+
+/// What a write is besides its bytes.
+struct Sending {
+    reduce: Option<(DataType, ReduceOp)>,
+    notify: Option<u32>,
+    fingerprint: [u64; 2],
+}
+
+/// Whether a write on this channel can take its notify along.
+fn joins_notify(channel: &Channel, fingerprint: [u64; 2]) -> bool {
+    fingerprint == [0; 2]
+        && channel
+            .transport()
+            .device()
+            .info()
+            .capabilities
+            .contains(Capabilities::WRITE_NOTIFY)
+}
+
+/// The one descriptor that a task of a batch is, if it is one.
+fn single<'a>(work: Work<'a>, channel: &Channel) -> Option<Transfer<'a>> {
+    let most = channel.transport().device().info().max_transfer_bytes;
+    let fits =
+        |remote: Remote<'_>| remote.mapped().is_none() && remote.bytes > 0 && remote.bytes <= most;
+    let joins = |notify: Option<u32>| notify.is_none() || joins_notify(channel, [0; 2]);
+    Some(match work {
+        Work::Write {
+            dst, src, notify, ..
+        } if fits(dst) && joins(notify) => Transfer::Write {
+            local: src,
+            remote: dst,
+            notify,
+        },
+        Work::WriteReduce {
+            dst,
+            src,
+            dtype,
+            redop,
+            notify,
+            ..
+        } if fits(dst) && joins(notify) => Transfer::WriteReduce {
+            local: src,
+            remote: dst,
+            dtype,
+            redop,
+            notify,
+        },
+        Work::Read { dst, src, .. } if fits(src) => Transfer::Read {
+            local: dst,
+            remote: src,
+        },
+        Work::ReadReduce {
+            dst,
+            a,
+            src,
+            dtype,
+            redop,
+            ..
+        } if fits(src) && dst.is_at(a) => Transfer::ReadReduce {
+            local: dst,
+            remote: src,
+            dtype,
+            redop,
+        },
+        Work::Record {
+            notify,
+            fingerprint,
+            ..
+        } => Transfer::Notify {
+            notify,
+            fingerprint,
+        },
+        _ => return None,
+    })
+}
+
+const fn has_notify(transfer: &Transfer<'_>) -> bool {
+    matches!(
+        transfer,
+        Transfer::Notify { .. }
+            | Transfer::Write {
+                notify: Some(_),
+                ..
+            }
+            | Transfer::WriteReduce {
+                notify: Some(_),
+                ..
+            }
+    )
+}
+
+pub(crate) fn no_thread_notify(notify: u32, have: usize) -> Error {
+    Error::new(
+        ErrorKind::InvalidArgument,
+        format!("no notify {notify}: the thread has {have}"),
+    )
+}

@@ -1,0 +1,234 @@
+//! Ranges of registered memory: ours, and a peer's.
+
+use std::ops::Range;
+
+use hcomm_transport::{Import, Region};
+use hcomm_types::{Error, ErrorKind, Result};
+
+use crate::memory::{self, Place};
+
+/// A range of a local region.
+///
+/// Its bytes are shared with peers, so there is no `&[u8]` to them: they are copied in and out.
+/// What is read while somebody else writes may be torn; notifies and fences are there to order
+/// the two.
+#[derive(Clone, Debug)]
+pub struct Slice {
+    region: Region,
+    offset: usize,
+    bytes: usize,
+}
+
+impl Slice {
+    /// `bytes` bytes at `offset` of `region`.
+    ///
+    /// # Errors
+    /// `OutOfBounds`.
+    pub fn new(region: &Region, offset: usize, bytes: usize) -> Result<Self> {
+        inside(
+            offset as u64,
+            bytes as u64,
+            region.bytes() as u64,
+            "a region",
+        )?;
+        Ok(Self {
+            region: region.clone(),
+            offset,
+            bytes,
+        })
+    }
+
+    /// All of `region`.
+    #[must_use]
+    pub fn of(region: &Region) -> Self {
+        Self {
+            region: region.clone(),
+            offset: 0,
+            bytes: region.bytes(),
+        }
+    }
+
+    /// A part, counted from the begin of this slice.
+    ///
+    /// # Errors
+    /// `OutOfBounds`.
+    pub fn sub(&self, range: Range<usize>) -> Result<Self> {
+        let bytes = length(range.start as u64, range.end as u64)?;
+        inside(range.start as u64, bytes, self.bytes as u64, "a slice")?;
+        Ok(Self {
+            region: self.region.clone(),
+            offset: self.offset + range.start,
+            bytes: bytes as usize,
+        })
+    }
+
+    /// The region it lies in.
+    #[must_use]
+    pub const fn region(&self) -> &Region {
+        &self.region
+    }
+
+    /// Where it begins in its region.
+    #[must_use]
+    pub const fn offset(&self) -> usize {
+        self.offset
+    }
+
+    /// Bytes.
+    #[must_use]
+    pub const fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Copies `bytes`, which is as long as the slice, into it.
+    ///
+    /// # Errors
+    /// `OutOfBounds` if it is not as long.
+    pub fn copy_from(&self, bytes: &[u8]) -> Result<()> {
+        self.same_length(bytes.len())?;
+        memory::fill(self.place(), bytes);
+        Ok(())
+    }
+
+    /// Copies the slice into `bytes`, which is as long.
+    ///
+    /// # Errors
+    /// `OutOfBounds` if it is not as long.
+    pub fn copy_to(&self, bytes: &mut [u8]) -> Result<()> {
+        self.same_length(bytes.len())?;
+        memory::fetch(bytes, self.place());
+        Ok(())
+    }
+
+    pub(crate) fn place(&self) -> Place<'_> {
+        Place::of_slice(self)
+    }
+
+    fn same_length(&self, bytes: usize) -> Result<()> {
+        if bytes == self.bytes {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::OutOfBounds,
+            format!("{bytes} bytes for a slice of {}", self.bytes),
+        )
+        .hint("take a part with `sub`"))
+    }
+}
+
+/// A range of a peer's region.
+#[derive(Clone, Debug)]
+pub struct RemoteSlice {
+    import: Import,
+    offset: u64,
+    bytes: u64,
+}
+
+impl RemoteSlice {
+    /// `bytes` bytes at `offset` of the peer's region.
+    ///
+    /// # Errors
+    /// `OutOfBounds`.
+    pub fn new(import: &Import, offset: u64, bytes: u64) -> Result<Self> {
+        inside(offset, bytes, import.bytes(), "the peer's region")?;
+        Ok(Self {
+            import: import.clone(),
+            offset,
+            bytes,
+        })
+    }
+
+    /// All of the peer's region.
+    #[must_use]
+    pub fn of(import: &Import) -> Self {
+        Self {
+            import: import.clone(),
+            offset: 0,
+            bytes: import.bytes(),
+        }
+    }
+
+    /// A part, counted from the begin of this slice.
+    ///
+    /// # Errors
+    /// `OutOfBounds`.
+    pub fn sub(&self, range: Range<u64>) -> Result<Self> {
+        let bytes = length(range.start, range.end)?;
+        inside(range.start, bytes, self.bytes, "a slice")?;
+        Ok(Self {
+            import: self.import.clone(),
+            offset: self.offset + range.start,
+            bytes,
+        })
+    }
+
+    /// The peer's region.
+    #[must_use]
+    pub const fn import(&self) -> &Import {
+        &self.import
+    }
+
+    /// Where it begins in the peer's region.
+    #[must_use]
+    pub const fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// Bytes.
+    #[must_use]
+    pub const fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    pub(crate) const fn remote(&self) -> Remote<'_> {
+        Remote {
+            import: &self.import,
+            offset: self.offset,
+            bytes: self.bytes,
+        }
+    }
+}
+
+/// A borrowed [`RemoteSlice`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Remote<'a> {
+    pub(crate) import: &'a Import,
+    pub(crate) offset: u64,
+    pub(crate) bytes: u64,
+}
+
+impl<'a> Remote<'a> {
+    /// A part of it.
+    pub(crate) fn part(self, offset: u64, bytes: u64) -> Result<Self> {
+        inside(offset, bytes, self.bytes, "the peer's memory")?;
+        Ok(Self {
+            import: self.import,
+            offset: self.offset + offset,
+            bytes,
+        })
+    }
+
+    /// The memory itself, where it is mapped here.
+    pub(crate) fn mapped(self) -> Option<Place<'a>> {
+        Place::of_import(self.import, self.offset, self.bytes)
+    }
+}
+
+fn length(start: u64, end: u64) -> Result<u64> {
+    end.checked_sub(start).ok_or_else(|| {
+        Error::new(
+            ErrorKind::OutOfBounds,
+            format!("a range that begins at {start} and ends at {end}"),
+        )
+    })
+}
+
+fn inside(offset: u64, bytes: u64, whole: u64, what: &str) -> Result<()> {
+    if offset.checked_add(bytes).is_some_and(|end| end <= whole) {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::OutOfBounds,
+        format!("{bytes} bytes at offset {offset} of {what} of {whole} bytes"),
+    ))
+}

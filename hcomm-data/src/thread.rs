@@ -1,0 +1,777 @@
+//! Threads: in-order queues of tasks.
+
+use std::fmt;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use hcomm_transport::Capabilities;
+use hcomm_types::{DataType, Error, ErrorKind, MAX_NOTIFIES_PER_THREAD, ReduceOp, Result};
+
+use crate::channel::Channel;
+use crate::domain::Domain;
+use crate::driver::{self, TimedOut, Wait};
+use crate::memory::{Buffers, Loan};
+use crate::program::Program;
+use crate::queue::Queue;
+use crate::runner::no_thread_notify;
+use crate::slice::{RemoteSlice, Slice};
+use crate::work::{BatchOp, Run, RunBuffers, Task, Work};
+
+/// Who drives a thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Engine {
+    /// The OS thread that uses it: tasks run inside its calls.
+    Cpu,
+}
+
+/// An in-order queue of tasks. A clone is the same queue.
+///
+/// Every call that takes a task checks it, then enqueues it and returns: the task has run
+/// already if nothing before it was blocked, and otherwise runs in a later call of the same OS
+/// thread, to this thread or any other, or in [`Thread::synchronize`]. The OS thread that used a
+/// thread last is the one that drives it. A thread whose tasks are not done and whose OS thread
+/// makes no further call stands still.
+///
+/// The first failure poisons a thread: what is queued is dropped, and every later call returns
+/// that same first cause.
+#[derive(Clone)]
+pub struct Thread {
+    queue: Arc<Queue>,
+}
+
+impl Thread {
+    /// A thread with this many notifies of its own.
+    ///
+    /// # Errors
+    /// `InvalidArgument` above 640 notifies, `LimitReached` above 40 threads in the domain.
+    pub fn new(domain: &Domain, engine: Engine, notifies: usize) -> Result<Self> {
+        let Engine::Cpu = engine;
+        if notifies > MAX_NOTIFIES_PER_THREAD {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!(
+                    "{notifies} notifies for a thread, which has at most {MAX_NOTIFIES_PER_THREAD}"
+                ),
+            )
+            .hint("use more threads, or channel notifies"));
+        }
+        domain.0.open_thread()?;
+        Ok(Self {
+            queue: Queue::new(Arc::clone(&domain.0), notifies),
+        })
+    }
+
+    /// Notifies that it has.
+    #[must_use]
+    pub fn notifies(&self) -> usize {
+        self.queue.notifies()
+    }
+
+    /// Bytes from `src` to the peer's `dst`, which is as long. When it has completed, `src` may be
+    /// reused; the peer is told nothing.
+    ///
+    /// # Errors
+    /// `OutOfBounds` for different lengths, `InvalidArgument` for an import of another channel,
+    /// `Unsupported`, or the first cause if the thread is poisoned.
+    pub fn write(&self, channel: &Channel, dst: &RemoteSlice, src: &Slice) -> Result<()> {
+        self.write_notifying(channel, dst, src, None)
+    }
+
+    /// [`Thread::write`], and then a record on notify `notify` of the peer, as one step.
+    ///
+    /// # Errors
+    /// Those of [`Thread::write`] and [`Thread::record`].
+    pub fn write_with_notify(
+        &self,
+        channel: &Channel,
+        dst: &RemoteSlice,
+        src: &Slice,
+        notify: u32,
+    ) -> Result<()> {
+        self.write_notifying(channel, dst, src, Some(notify))
+    }
+
+    /// Bytes from the peer's `src` to `dst`, which is as long.
+    ///
+    /// # Errors
+    /// As for [`Thread::write`].
+    pub fn read(&self, channel: &Channel, dst: &Slice, src: &RemoteSlice) -> Result<()> {
+        check_pair(channel, dst, src, Capabilities::READ)?;
+        let work = Work::Read {
+            channel,
+            dst: dst.place(),
+            src: src.remote(),
+        };
+        self.queue.submit(work, || {
+            Task::Channel(
+                channel.clone(),
+                BatchOp::Read {
+                    dst: dst.clone(),
+                    src: src.clone(),
+                },
+            )
+        })
+    }
+
+    /// `dst = dst op src` at the peer, element by element, and then a record on a notify of the
+    /// peer, if asked. Two of these into one place without an order between them are a race.
+    ///
+    /// # Errors
+    /// As for [`Thread::write`]; `OutOfBounds` if the length is not a whole number of elements.
+    pub fn write_reduce(
+        &self,
+        channel: &Channel,
+        dst: &RemoteSlice,
+        src: &Slice,
+        dtype: DataType,
+        redop: ReduceOp,
+        notify: Option<u32>,
+    ) -> Result<()> {
+        check_pair(channel, src, dst, Capabilities::WRITE_REDUCE)?;
+        check_elements(src.bytes(), dtype)?;
+        notify.map_or(Ok(()), |notify| channel.check_record(notify))?;
+        let work = Work::WriteReduce {
+            channel,
+            dst: dst.remote(),
+            src: src.place(),
+            dtype,
+            redop,
+            notify,
+            fingerprint: [0; 2],
+        };
+        self.queue.submit(work, || {
+            Task::Channel(
+                channel.clone(),
+                BatchOp::WriteReduce {
+                    dst: dst.clone(),
+                    src: src.clone(),
+                    dtype,
+                    redop,
+                    notify,
+                },
+            )
+        })
+    }
+
+    /// `dst = dst op src` here, with `src` at the peer, element by element.
+    ///
+    /// # Errors
+    /// As for [`Thread::write_reduce`].
+    pub fn read_reduce(
+        &self,
+        channel: &Channel,
+        dst: &Slice,
+        src: &RemoteSlice,
+        dtype: DataType,
+        redop: ReduceOp,
+    ) -> Result<()> {
+        check_pair(channel, dst, src, Capabilities::READ_REDUCE)?;
+        check_elements(dst.bytes(), dtype)?;
+        let work = Work::ReadReduce {
+            channel,
+            dst: dst.place(),
+            a: dst.place(),
+            src: src.remote(),
+            dtype,
+            redop,
+        };
+        self.queue.submit(work, || {
+            Task::Channel(
+                channel.clone(),
+                BatchOp::ReadReduce {
+                    dst: dst.clone(),
+                    src: src.clone(),
+                    dtype,
+                    redop,
+                },
+            )
+        })
+    }
+
+    /// Many pieces of work for one channel in one call. They are unordered among themselves,
+    /// except that a piece with a notify comes after all earlier pieces of the batch, and orders
+    /// nothing after it.
+    ///
+    /// # Errors
+    /// Those of the calls for one piece; nothing of the batch is enqueued then.
+    pub fn batch(&self, channel: &Channel, ops: &[BatchOp]) -> Result<()> {
+        for (index, op) in ops.iter().enumerate() {
+            check_piece(channel, op).map_err(|error| {
+                Error::new(
+                    error.kind(),
+                    format!("piece {index} of a batch: {}", error.detail()),
+                )
+            })?;
+        }
+        if ops.is_empty() {
+            return self.queue.poisoned().map_or(Ok(()), Err);
+        }
+        self.queue.submit_batch(
+            channel,
+            ops.len(),
+            |index| ops[index].work(channel),
+            |index| Task::Channel(channel.clone(), ops[index].clone()),
+        )
+    }
+
+    /// Adds one to notify `notify` of the peer, after everything earlier on this thread and
+    /// channel. How many may be outstanding depends on the link; only the peer knows how many it
+    /// has taken, so an excess is reported by the link, where the link can see it.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a notify that no channel of the device has, or the first cause if the
+    /// thread is poisoned.
+    pub fn record(&self, channel: &Channel, notify: u32) -> Result<()> {
+        channel.check_record(notify)?;
+        let work = Work::Record {
+            channel,
+            notify,
+            fingerprint: [0; 2],
+        };
+        self.queue.submit(work, || {
+            Task::Channel(channel.clone(), BatchOp::Record { notify })
+        })
+    }
+
+    /// Waits until the peer has recorded notify `notify` of this side, and takes one record. Later
+    /// tasks see what was written before it.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if there is no such notify, or the first cause if the thread is poisoned.
+    pub fn wait(&self, channel: &Channel, notify: u32) -> Result<()> {
+        channel.check_wait(notify)?;
+        let work = Work::Wait { channel, notify };
+        self.queue
+            .submit(work, || Task::Wait(channel.clone(), notify))
+    }
+
+    /// Adds one to notify `notify` of another thread of this process, after everything earlier on
+    /// this one.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if it has no such notify, or the first cause if this thread is poisoned.
+    pub fn record_thread(&self, other: &Self, notify: u32) -> Result<()> {
+        if notify as usize >= other.notifies() {
+            return Err(no_thread_notify(notify, other.notifies()));
+        }
+        let work = Work::RecordThread {
+            queue: &other.queue,
+            notify,
+        };
+        self.queue.submit(work, || {
+            Task::RecordThread(Arc::clone(&other.queue), notify)
+        })
+    }
+
+    /// Waits until another thread has recorded notify `notify` of this one, and takes one record.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if there is no such notify, or the first cause if the thread is poisoned.
+    pub fn wait_thread(&self, notify: u32) -> Result<()> {
+        if notify as usize >= self.notifies() {
+            return Err(no_thread_notify(notify, self.notifies()));
+        }
+        self.queue
+            .submit(Work::WaitThread { notify }, || Task::WaitThread(notify))
+    }
+
+    /// `dst = src`, both of this side and as long.
+    ///
+    /// # Errors
+    /// `OutOfBounds` for different lengths, or the first cause if the thread is poisoned.
+    pub fn copy(&self, dst: &Slice, src: &Slice) -> Result<()> {
+        check_lengths(dst.bytes() as u64, src.bytes() as u64)?;
+        let work = Work::Copy {
+            dst: dst.place(),
+            src: src.place(),
+        };
+        self.queue.submit(work, || Task::Copy {
+            dst: dst.clone(),
+            src: src.clone(),
+        })
+    }
+
+    /// `dst = a op b`, element by element, all of this side and as long. `dst` may be `a` or `b`,
+    /// but not overlap them in part.
+    ///
+    /// # Errors
+    /// `OutOfBounds` for different lengths or a length that is not a whole number of elements, or
+    /// the first cause if the thread is poisoned.
+    pub fn reduce(
+        &self,
+        dst: &Slice,
+        a: &Slice,
+        b: &Slice,
+        dtype: DataType,
+        redop: ReduceOp,
+    ) -> Result<()> {
+        check_lengths(dst.bytes() as u64, a.bytes() as u64)?;
+        check_lengths(dst.bytes() as u64, b.bytes() as u64)?;
+        check_elements(dst.bytes(), dtype)?;
+        let work = Work::Reduce {
+            dst: dst.place(),
+            a: a.place(),
+            b: b.place(),
+            dtype,
+            redop,
+        };
+        self.queue.submit(work, || Task::Reduce {
+            dst: dst.clone(),
+            a: a.clone(),
+            b: b.clone(),
+            dtype,
+            redop,
+        })
+    }
+
+    /// Waits until everything posted on the channel before is visible at the peer.
+    ///
+    /// # Errors
+    /// The first cause if the thread is poisoned.
+    pub fn fence(&self, channel: &Channel) -> Result<()> {
+        self.queue
+            .submit(Work::Fence { channel }, || Task::Fence(channel.clone()))
+    }
+
+    /// Waits until everything that this thread has posted has completed: later tasks may reuse
+    /// its memory.
+    ///
+    /// # Errors
+    /// The first cause if the thread is poisoned.
+    pub fn drain(&self) -> Result<()> {
+        self.queue.submit(Work::Drain, || Task::Drain)
+    }
+
+    /// Runs one thread of a program on this one, asynchronously. Input and output are held until
+    /// it is done. The first task that records on a link carries the fingerprint, unless it is
+    /// zero. Memory of the peers' scratch is reached at `scratch_base` and on.
+    ///
+    /// # Errors
+    /// `OutOfBounds` for buffers that are too small, `InvalidArgument` if there is no such part or
+    /// the program records from thread to thread, which needs [`Thread::run_team`].
+    pub fn run(
+        &self,
+        program: &Arc<Program>,
+        part: usize,
+        input: Slice,
+        output: Slice,
+        scratch_base: u64,
+        fingerprint: [u64; 2],
+    ) -> Result<()> {
+        if program.has_thread_records() {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                "the program records from thread to thread, so it has to know them",
+            )
+            .hint("start all its parts with `run_team`"));
+        }
+        check_slices(program, part, &input, &output, scratch_base)?;
+        self.check_notifies(program, part)?;
+        let run = Run {
+            program: Arc::clone(program),
+            part,
+            buffers: RunBuffers::Slices { input, output },
+            scratch_base,
+            fingerprint,
+            team: None,
+        };
+        self.queue.submit_run(run)?;
+        driver::drive_others(&self.queue);
+        Ok(())
+    }
+
+    /// Runs a program, asynchronously: its first thread on this one, the others on `others`, in
+    /// their order.
+    ///
+    /// # Errors
+    /// Those of [`Thread::run`]; `InvalidArgument` if `others` are too few or of another domain.
+    pub fn run_team(
+        &self,
+        others: &[Self],
+        program: &Arc<Program>,
+        input: &Slice,
+        output: &Slice,
+        scratch_base: u64,
+        fingerprint: [u64; 2],
+    ) -> Result<()> {
+        let others = self.team_of(others, program)?;
+        check_slices(program, 0, input, output, scratch_base)?;
+        self.start(others, program, scratch_base, fingerprint, || {
+            RunBuffers::Slices {
+                input: input.clone(),
+                output: output.clone(),
+            }
+        })?;
+        driver::drive_others(&self.queue);
+        Ok(())
+    }
+
+    /// Runs a program over memory that is lent for the time of the call: its first thread on this
+    /// one, the others on `others`, in their order. Returns when all of it is done, or with the
+    /// first cause; all threads that took part are poisoned with it then.
+    ///
+    /// The buffers are not touched after the return, also after an error or a timeout: tasks that
+    /// are still queued are dropped first, and for descriptors of the buffers that a transport has
+    /// taken, the call waits until they have completed or the link has reported an error, after
+    /// which a transport touches no local memory. On a link that cannot complete and does not
+    /// fail, that is later than the timeout.
+    ///
+    /// # Errors
+    /// Those of [`Thread::run_team`], `Unsupported` if a link moves only registered memory,
+    /// `Timeout`, `PeerLost`, or any other cause.
+    pub fn run_blocking(
+        &self,
+        others: &[Self],
+        program: &Arc<Program>,
+        buffers: Buffers<'_>,
+        scratch_base: u64,
+        fingerprint: [u64; 2],
+        timeout: Option<Duration>,
+    ) -> Result<()> {
+        let others = self.team_of(others, program)?;
+        let (input, output) = buffers.lengths();
+        program.check_run(0, input, output, scratch_base)?;
+        program.check_lent()?;
+        // In use by somebody else: they have a loan of their own for this once.
+        let kept = self.loan().take();
+        let mut loan = kept.unwrap_or_else(Loan::new);
+        let queues = std::iter::once(&self.queue).chain(others.iter().map(|other| &other.queue));
+        let domain = &*self.queue.domain;
+        let mut end = None;
+        let result = Loan::lend(
+            &mut loan,
+            buffers,
+            |loan| {
+                let lend = || RunBuffers::Lent(Arc::clone(loan));
+                let result = self
+                    .start(others, program, scratch_base, fingerprint, lend)
+                    .and_then(|()| {
+                        let mut wait = Wait::new(queues.clone(), domain, timeout);
+                        wait.until(|| all_over(queues.clone())).unwrap_or_else(
+                            |TimedOut { elapsed }| {
+                                let late = queues
+                                    .clone()
+                                    .find(|queue| queue.lock().is_busy())
+                                    .unwrap_or(&self.queue);
+                                Err(driver::timed_out(&late.lock(), domain, elapsed))
+                            },
+                        )
+                    });
+                if let Err(cause) = &result {
+                    queues.clone().for_each(|queue| queue.poison(cause.clone()));
+                }
+                result
+            },
+            || {
+                // Only after an error or a panic: nothing queued may be left, and what is posted
+                // has to come to its end.
+                for queue in queues.clone() {
+                    queue.cancel_lent(|| {
+                        Error::new(ErrorKind::Aborted, "the call that lent its memory is over")
+                    });
+                }
+                let wait = end
+                    .get_or_insert_with(|| Wait::new(queues.clone(), domain, Some(Duration::ZERO)));
+                let happened = wait.drive();
+                // Without a deadline, there is no timing out.
+                let _ = wait.round(happened);
+            },
+        );
+        *self.loan() = Some(loan);
+        result?
+    }
+
+    /// Drives all threads of this OS thread, of whatever domain, until this one has nothing queued
+    /// and nothing posted that has not completed. `None` waits as long as the domain says, zero
+    /// for ever.
+    ///
+    /// # Errors
+    /// The first cause of this thread. A deadline is one: `Timeout` says what was waited for and
+    /// poisons the thread. The wait that timed out has taken nothing. To look without waiting, use
+    /// [`Thread::drive`] and [`Thread::is_idle`].
+    pub fn synchronize(&self, timeout: Option<Duration>) -> Result<()> {
+        let domain = &*self.queue.domain;
+        self.queue.come_home();
+        // Most often it is done already: no clock, no list.
+        match self.queue.is_idle() {
+            Ok(false) => {}
+            Ok(true) => return self.queue.poisoned().map_or(Ok(()), Err),
+            Err(cause) => return Err(cause),
+        }
+        let mut wait = Wait::new(std::iter::once(&self.queue), domain, timeout);
+        let idle = || match self.queue.is_idle() {
+            Ok(true) => Some(Ok(())),
+            Ok(false) => None,
+            Err(cause) => Some(Err(cause)),
+        };
+        wait.until(idle).unwrap_or_else(|TimedOut { elapsed }| {
+            let mut state = self.queue.lock();
+            let cause = driver::timed_out(&state, domain, elapsed);
+            state.poison(cause.clone());
+            Err(cause)
+        })
+    }
+
+    /// Whether it is the same queue.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.queue, &other.queue)
+    }
+
+    /// Whether nothing is queued and everything posted has completed; also when it failed.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.queue.is_idle().unwrap_or(true)
+    }
+
+    /// Runs what can run, in all threads of this OS thread, and moves their devices on, without
+    /// waiting. Returns whether this thread has nothing left to do.
+    ///
+    /// # Errors
+    /// The first cause of this thread.
+    pub fn drive(&self) -> Result<bool> {
+        self.queue.come_home();
+        driver::drive_queues();
+        if driver::progress_here() {
+            driver::drive_queues();
+        }
+        if let Some(cause) = self.queue.poisoned() {
+            return Err(cause);
+        }
+        self.queue.is_idle()
+    }
+
+    /// The first cause, if it failed.
+    #[must_use]
+    pub fn poisoned(&self) -> Option<Error> {
+        self.queue.poisoned()
+    }
+
+    fn write_notifying(
+        &self,
+        channel: &Channel,
+        dst: &RemoteSlice,
+        src: &Slice,
+        notify: Option<u32>,
+    ) -> Result<()> {
+        check_pair(channel, src, dst, Capabilities::WRITE)?;
+        notify.map_or(Ok(()), |notify| channel.check_record(notify))?;
+        let work = Work::Write {
+            channel,
+            dst: dst.remote(),
+            src: src.place(),
+            notify,
+            fingerprint: [0; 2],
+        };
+        self.queue.submit(work, || {
+            Task::Channel(
+                channel.clone(),
+                BatchOp::Write {
+                    dst: dst.clone(),
+                    src: src.clone(),
+                    notify,
+                },
+            )
+        })
+    }
+
+    fn loan(&self) -> MutexGuard<'_, Option<Arc<Loan>>> {
+        self.queue
+            .loan
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The threads that a program needs besides this one, checked.
+    fn team_of<'a>(&self, others: &'a [Self], program: &Program) -> Result<&'a [Self]> {
+        let need = program.threads.len().saturating_sub(1);
+        let Some(others) = others.get(..need) else {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!(
+                    "a program of {} threads was given {}",
+                    program.threads.len(),
+                    others.len() + 1
+                ),
+            ));
+        };
+        self.check_notifies(program, 0)?;
+        for (index, other) in others.iter().enumerate() {
+            if !Arc::ptr_eq(&other.queue.domain, &self.queue.domain) {
+                return Err(Error::new(
+                    ErrorKind::InvalidArgument,
+                    format!("thread {} is of another domain", index + 1),
+                ));
+            }
+            let same = |known: &Self| Arc::ptr_eq(&known.queue, &other.queue);
+            if same(self) || others[..index].iter().any(same) {
+                return Err(Error::new(
+                    ErrorKind::InvalidArgument,
+                    format!("thread {} of a program was given twice", index + 1),
+                ));
+            }
+            other.check_notifies(program, index + 1)?;
+        }
+        Ok(others)
+    }
+
+    fn check_notifies(&self, program: &Program, part: usize) -> Result<()> {
+        let (need, have) = (program.thread_notifies(part) as usize, self.notifies());
+        if need <= have {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::InvalidArgument,
+            format!("thread {part} of a program needs {need} notifies and has {have}"),
+        ))
+    }
+
+    /// Submits all parts. If one cannot be, none runs on: a thread that failed fails them all.
+    fn start(
+        &self,
+        others: &[Self],
+        program: &Arc<Program>,
+        scratch_base: u64,
+        fingerprint: [u64; 2],
+        buffers: impl Fn() -> RunBuffers,
+    ) -> Result<()> {
+        let others = others.iter().map(|other| &other.queue);
+        let team = program
+            .has_thread_records()
+            .then(|| self.queue.team(others.clone()));
+        let queues = std::iter::once(&self.queue).chain(others);
+        if let Some(cause) = queues.clone().find_map(|queue| queue.poisoned()) {
+            return Err(cause);
+        }
+        for (part, queue) in queues.clone().enumerate().take(program.threads.len()) {
+            let run = Run {
+                program: Arc::clone(program),
+                part,
+                buffers: buffers(),
+                scratch_base,
+                fingerprint,
+                team: team.clone(),
+            };
+            if let Err(cause) = queue.submit_run(run) {
+                queues.clone().for_each(|queue| queue.poison(cause.clone()));
+                return Err(cause);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Thread {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Thread")
+            .field("notifies", &self.notifies())
+            .field("home", &self.queue.home.load(Ordering::Relaxed))
+            .field("poisoned", &self.poisoned())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Whether all queues are done; the first cause if one failed.
+fn all_over<'a>(queues: impl Iterator<Item = &'a Arc<Queue>>) -> Option<Result<()>> {
+    let mut over = true;
+    for queue in queues {
+        match queue.is_idle() {
+            Ok(idle) => over &= idle,
+            Err(cause) => return Some(Err(cause)),
+        }
+    }
+    over.then_some(Ok(()))
+}
+
+fn check_slices(
+    program: &Program,
+    part: usize,
+    input: &Slice,
+    output: &Slice,
+    scratch_base: u64,
+) -> Result<()> {
+    program.check_run(part, input.bytes(), output.bytes(), scratch_base)?;
+    program.check_known(input.place())?;
+    program.check_known(output.place())
+}
+
+fn check_lengths(a: u64, b: u64) -> Result<()> {
+    if a == b {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::OutOfBounds,
+        format!("{b} bytes for {a}: both ends have to be as long"),
+    ))
+}
+
+fn check_elements(bytes: usize, dtype: DataType) -> Result<()> {
+    if bytes.is_multiple_of(dtype.size()) {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::OutOfBounds,
+        format!("{bytes} bytes are no whole number of {dtype} elements"),
+    ))
+}
+
+fn check_pair(
+    channel: &Channel,
+    local: &Slice,
+    remote: &RemoteSlice,
+    ability: Capabilities,
+) -> Result<()> {
+    check_lengths(remote.bytes(), local.bytes() as u64)?;
+    if !channel.imported(remote.import()) {
+        return Err(Error::new(
+            ErrorKind::InvalidArgument,
+            "the peer's memory was imported through another channel",
+        ));
+    }
+    if remote.import().address().is_some() {
+        return Ok(());
+    }
+    let device = channel.transport().device();
+    if !device.info().capabilities.contains(ability) {
+        return Err(Error::new(
+            ErrorKind::Unsupported,
+            format!("{device:?} cannot do that with memory that is not mapped"),
+        ));
+    }
+    local.place().postable(device)
+}
+
+fn check_piece(channel: &Channel, op: &BatchOp) -> Result<()> {
+    let notify = match op {
+        BatchOp::Write { dst, src, notify } => {
+            check_pair(channel, src, dst, Capabilities::WRITE)?;
+            *notify
+        }
+        BatchOp::WriteReduce {
+            dst,
+            src,
+            dtype,
+            notify,
+            ..
+        } => {
+            check_pair(channel, src, dst, Capabilities::WRITE_REDUCE)?;
+            check_elements(src.bytes(), *dtype)?;
+            *notify
+        }
+        BatchOp::Read { dst, src } => {
+            check_pair(channel, dst, src, Capabilities::READ)?;
+            None
+        }
+        BatchOp::ReadReduce {
+            dst, src, dtype, ..
+        } => {
+            check_pair(channel, dst, src, Capabilities::READ_REDUCE)?;
+            check_elements(dst.bytes(), *dtype)?;
+            None
+        }
+        BatchOp::Record { notify } => Some(*notify),
+    };
+    notify.map_or(Ok(()), |notify| channel.check_record(notify))
+}

@@ -1,0 +1,456 @@
+//! Tasks: as they are submitted, borrowed, and as they wait in a queue, owned.
+
+use std::sync::{Arc, Weak};
+
+use hcomm_types::{DataType, Error, ErrorKind, ReduceOp, Result};
+
+use crate::channel::Channel;
+use crate::memory::{Loan, Place};
+use crate::program::{At, Op, Program, SlotKind};
+use crate::queue::Queue;
+use crate::slice::{Remote, RemoteSlice, Slice};
+
+/// One task, borrowed from whoever submits it, from a queue or from a program.
+#[derive(Clone, Copy)]
+pub(crate) enum Work<'a> {
+    Write {
+        channel: &'a Channel,
+        dst: Remote<'a>,
+        src: Place<'a>,
+        notify: Option<u32>,
+        fingerprint: [u64; 2],
+    },
+    Read {
+        channel: &'a Channel,
+        dst: Place<'a>,
+        src: Remote<'a>,
+    },
+    WriteReduce {
+        channel: &'a Channel,
+        dst: Remote<'a>,
+        src: Place<'a>,
+        dtype: DataType,
+        redop: ReduceOp,
+        notify: Option<u32>,
+        fingerprint: [u64; 2],
+    },
+    ReadReduce {
+        channel: &'a Channel,
+        dst: Place<'a>,
+        a: Place<'a>,
+        src: Remote<'a>,
+        dtype: DataType,
+        redop: ReduceOp,
+    },
+    Record {
+        channel: &'a Channel,
+        notify: u32,
+        fingerprint: [u64; 2],
+    },
+    Wait {
+        channel: &'a Channel,
+        notify: u32,
+    },
+    RecordThread {
+        queue: &'a Queue,
+        notify: u32,
+    },
+    WaitThread {
+        notify: u32,
+    },
+    Copy {
+        dst: Place<'a>,
+        src: Place<'a>,
+    },
+    Reduce {
+        dst: Place<'a>,
+        a: Place<'a>,
+        b: Place<'a>,
+        dtype: DataType,
+        redop: ReduceOp,
+    },
+    Fence {
+        channel: &'a Channel,
+    },
+    Drain,
+}
+
+impl<'a> Work<'a> {
+    /// The channel it uses, if it uses one.
+    pub(crate) const fn channel(&self) -> Option<&'a Channel> {
+        match self {
+            Self::Write { channel, .. }
+            | Self::Read { channel, .. }
+            | Self::WriteReduce { channel, .. }
+            | Self::ReadReduce { channel, .. }
+            | Self::Record { channel, .. }
+            | Self::Wait { channel, .. }
+            | Self::Fence { channel } => Some(channel),
+            Self::RecordThread { .. }
+            | Self::WaitThread { .. }
+            | Self::Copy { .. }
+            | Self::Reduce { .. }
+            | Self::Drain => None,
+        }
+    }
+
+    /// Name for people.
+    pub(crate) const fn name(&self) -> &'static str {
+        match self {
+            Self::Write { notify: None, .. } => "write",
+            Self::Write { .. } => "write_with_notify",
+            Self::Read { .. } => "read",
+            Self::WriteReduce { .. } => "write_reduce",
+            Self::ReadReduce { .. } => "read_reduce",
+            Self::Record { .. } => "record",
+            Self::Wait { .. } => "wait",
+            Self::RecordThread { .. } => "record_thread",
+            Self::WaitThread { .. } => "wait_thread",
+            Self::Copy { .. } => "copy",
+            Self::Reduce { .. } => "reduce",
+            Self::Fence { .. } => "fence",
+            Self::Drain => "drain",
+        }
+    }
+}
+
+/// One piece of a batch.
+#[derive(Clone, Debug)]
+pub enum BatchOp {
+    /// Bytes to the peer.
+    Write {
+        /// Destination at the peer.
+        dst: RemoteSlice,
+        /// Source, as long.
+        src: Slice,
+        /// Notify of the peer to record afterwards.
+        notify: Option<u32>,
+    },
+    /// Bytes from the peer.
+    Read {
+        /// Destination.
+        dst: Slice,
+        /// Source at the peer, as long.
+        src: RemoteSlice,
+    },
+    /// `dst = dst op src` at the peer.
+    WriteReduce {
+        /// Operand and result at the peer.
+        dst: RemoteSlice,
+        /// Operand here, as long.
+        src: Slice,
+        /// Type of the elements.
+        dtype: DataType,
+        /// Operation.
+        redop: ReduceOp,
+        /// Notify of the peer to record afterwards.
+        notify: Option<u32>,
+    },
+    /// `dst = dst op src` here.
+    ReadReduce {
+        /// Operand and result here.
+        dst: Slice,
+        /// Operand at the peer, as long.
+        src: RemoteSlice,
+        /// Type of the elements.
+        dtype: DataType,
+        /// Operation.
+        redop: ReduceOp,
+    },
+    /// Records a notify of the peer, after all earlier pieces of the batch.
+    Record {
+        /// The notify.
+        notify: u32,
+    },
+}
+
+impl BatchOp {
+    pub(crate) fn work<'a>(&'a self, channel: &'a Channel) -> Work<'a> {
+        match self {
+            Self::Write { dst, src, notify } => Work::Write {
+                channel,
+                dst: dst.remote(),
+                src: src.place(),
+                notify: *notify,
+                fingerprint: [0; 2],
+            },
+            Self::Read { dst, src } => Work::Read {
+                channel,
+                dst: dst.place(),
+                src: src.remote(),
+            },
+            Self::WriteReduce {
+                dst,
+                src,
+                dtype,
+                redop,
+                notify,
+            } => Work::WriteReduce {
+                channel,
+                dst: dst.remote(),
+                src: src.place(),
+                dtype: *dtype,
+                redop: *redop,
+                notify: *notify,
+                fingerprint: [0; 2],
+            },
+            Self::ReadReduce {
+                dst,
+                src,
+                dtype,
+                redop,
+            } => Work::ReadReduce {
+                channel,
+                dst: dst.place(),
+                a: dst.place(),
+                src: src.remote(),
+                dtype: *dtype,
+                redop: *redop,
+            },
+            Self::Record { notify } => Work::Record {
+                channel,
+                notify: *notify,
+                fingerprint: [0; 2],
+            },
+        }
+    }
+}
+
+/// One task in a queue, holding what it needs.
+pub(crate) enum Task {
+    /// Anything that moves bytes over a channel, or records there.
+    Channel(Channel, BatchOp),
+    Wait(Channel, u32),
+    RecordThread(Arc<Queue>, u32),
+    WaitThread(u32),
+    Copy {
+        dst: Slice,
+        src: Slice,
+    },
+    Reduce {
+        dst: Slice,
+        a: Slice,
+        b: Slice,
+        dtype: DataType,
+        redop: ReduceOp,
+    },
+    Fence(Channel),
+    Drain,
+    /// The next so many tasks, all of one channel, are a batch.
+    Batch(usize),
+    Run(Run),
+}
+
+impl Task {
+    /// The task, borrowed; `None` for those that consist of several.
+    pub(crate) fn work(&self) -> Option<Work<'_>> {
+        Some(match self {
+            Self::Channel(channel, op) => op.work(channel),
+            Self::Wait(channel, notify) => Work::Wait {
+                channel,
+                notify: *notify,
+            },
+            Self::RecordThread(queue, notify) => Work::RecordThread {
+                queue,
+                notify: *notify,
+            },
+            Self::WaitThread(notify) => Work::WaitThread { notify: *notify },
+            Self::Copy { dst, src } => Work::Copy {
+                dst: dst.place(),
+                src: src.place(),
+            },
+            Self::Reduce {
+                dst,
+                a,
+                b,
+                dtype,
+                redop,
+            } => Work::Reduce {
+                dst: dst.place(),
+                a: a.place(),
+                b: b.place(),
+                dtype: *dtype,
+                redop: *redop,
+            },
+            Self::Fence(channel) => Work::Fence { channel },
+            Self::Drain => Work::Drain,
+            Self::Batch(_) | Self::Run(_) => return None,
+        })
+    }
+}
+
+/// One thread's part of a run of a program.
+pub(crate) struct Run {
+    pub(crate) program: Arc<Program>,
+    pub(crate) part: usize,
+    pub(crate) buffers: RunBuffers,
+    pub(crate) scratch_base: u64,
+    pub(crate) fingerprint: [u64; 2],
+    /// The queues of all parts, where the program records from thread to thread. Weak: a queue
+    /// keeps the team of its last run.
+    pub(crate) team: Option<Arc<[Weak<Queue>]>>,
+}
+
+/// Input and output of a run.
+pub(crate) enum RunBuffers {
+    Slices { input: Slice, output: Slice },
+    Lent(Arc<Loan>),
+}
+
+impl Run {
+    /// Task `index`, with places for its offsets. `target` is where the queue of another part is
+    /// put while it is in use.
+    pub(crate) fn work<'a>(
+        &'a self,
+        index: usize,
+        target: &'a mut Option<Arc<Queue>>,
+    ) -> Result<Work<'a>> {
+        let (dtype, redop) = (self.program.dtype, self.program.redop);
+        let fingerprint = if self.program.carries_fingerprint(self.part, index) {
+            self.fingerprint
+        } else {
+            [0; 2]
+        };
+        let size = dtype.size() as u64;
+        let channel = |link: u16| &self.program.links[usize::from(link)].channel;
+        Ok(match self.program.threads[self.part][index] {
+            Op::Copy { dst, src, bytes } => Work::Copy {
+                dst: self.place(dst, bytes)?,
+                src: self.place(src, bytes)?,
+            },
+            Op::Reduce { dst, a, b, count } => Work::Reduce {
+                dst: self.place(dst, count * size)?,
+                a: self.place(a, count * size)?,
+                b: self.place(b, count * size)?,
+                dtype,
+                redop,
+            },
+            Op::Write {
+                link,
+                dst,
+                src,
+                bytes,
+                notify,
+            } => Work::Write {
+                channel: channel(link),
+                dst: self.remote(link, dst, bytes)?,
+                src: self.place(src, bytes)?,
+                notify,
+                fingerprint,
+            },
+            Op::Read {
+                link,
+                dst,
+                src,
+                bytes,
+            } => Work::Read {
+                channel: channel(link),
+                dst: self.place(dst, bytes)?,
+                src: self.remote(link, src, bytes)?,
+            },
+            Op::WriteReduce {
+                link,
+                dst,
+                src,
+                count,
+                notify,
+            } => Work::WriteReduce {
+                channel: channel(link),
+                dst: self.remote(link, dst, count * size)?,
+                src: self.place(src, count * size)?,
+                dtype,
+                redop,
+                notify,
+                fingerprint,
+            },
+            Op::ReadReduce {
+                link,
+                dst,
+                a,
+                src,
+                count,
+            } => Work::ReadReduce {
+                channel: channel(link),
+                dst: self.place(dst, count * size)?,
+                a: self.place(a, count * size)?,
+                src: self.remote(link, src, count * size)?,
+                dtype,
+                redop,
+            },
+            Op::Record { link, notify } => Work::Record {
+                channel: channel(link),
+                notify,
+                fingerprint,
+            },
+            Op::Wait { link, notify } => Work::Wait {
+                channel: channel(link),
+                notify,
+            },
+            Op::ThreadRecord { thread, notify } => {
+                *target = self
+                    .team
+                    .as_ref()
+                    .and_then(|team| team.get(usize::from(thread)))
+                    .and_then(Weak::upgrade);
+                let queue = target.as_deref().ok_or_else(|| {
+                    Error::new(
+                        ErrorKind::Closed,
+                        format!("thread {thread} of the program is gone"),
+                    )
+                })?;
+                Work::RecordThread { queue, notify }
+            }
+            Op::ThreadWait { notify } => Work::WaitThread { notify },
+        })
+    }
+
+    fn place(&self, at: At, bytes: u64) -> Result<Place<'_>> {
+        match (at.slot, &self.buffers, &self.program.scratch) {
+            (SlotKind::Input, RunBuffers::Slices { input, .. }, _) => {
+                input.place().part(at.offset, bytes)
+            }
+            (SlotKind::Input, RunBuffers::Lent(loan), _) => loan.input().part(at.offset, bytes),
+            (SlotKind::Output, RunBuffers::Slices { output, .. }, _) => {
+                output.place().part(at.offset, bytes)
+            }
+            (SlotKind::Output, RunBuffers::Lent(loan), _) => loan.output().part(at.offset, bytes),
+            (SlotKind::Scratch, _, Some(scratch)) => {
+                scratch.place().part(self.based(at.offset, bytes), bytes)
+            }
+            (SlotKind::Scratch, _, None) if bytes == 0 => self.place(
+                At {
+                    slot: SlotKind::Output,
+                    offset: 0,
+                },
+                0,
+            ),
+            (SlotKind::Scratch, _, None) => Err(Error::new(
+                ErrorKind::Internal,
+                "a task uses scratch memory and its program has none",
+            )),
+        }
+    }
+
+    fn remote(&self, link: u16, offset: u64, bytes: u64) -> Result<Remote<'_>> {
+        self.program.links[usize::from(link)]
+            .scratch
+            .as_ref()
+            .ok_or_else(|| {
+                Error::new(
+                    ErrorKind::Internal,
+                    "a task uses the peer's scratch memory and its program has none",
+                )
+            })?
+            .remote()
+            .part(self.based(offset, bytes), bytes)
+    }
+
+    /// Offset in scratch memory. Of no bytes, any place will do.
+    const fn based(&self, offset: u64, bytes: u64) -> u64 {
+        if bytes == 0 {
+            0
+        } else {
+            offset.saturating_add(self.scratch_base)
+        }
+    }
+}
