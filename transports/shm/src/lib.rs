@@ -22,7 +22,7 @@
 //! | `export` | the [`Shm`] type: the calls of the ABI, and the promises that its callers make |
 //! | `device` | an open device, what is open in it, the devices of this process, the door for peers |
 //! | `region` | memory of this side, and imports of the peer's |
-//! | `channel` | one end: how it connects, what it hears from the peer, how it ends |
+//! | `channel` | one end: its state and its end; how it connects; what it asks the peer |
 //! | `segment` | the memory of one end: notify lines and ring, byte by byte |
 //! | `ops` | `post`, `poll`, `flush`, `progress`, `check` |
 //! | `staging` | the ring in which memory that cannot be mapped is reached |
