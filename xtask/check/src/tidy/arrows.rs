@@ -42,6 +42,8 @@ const CONFORMANCE: &str = "hcomm-transport-conformance";
 const LOOP: &str = "hcomm-transport-loop";
 const SHM: &str = "hcomm-transport-shm";
 const FAULTY: &str = "hcomm-transport-faulty";
+/// Not a transport: a copy of the ABI's types with one edit, which the host has to refuse.
+const EDITED: &str = "hcomm-transport-edited";
 const TYPES: &str = "hcomm-types";
 const TOPO: &str = "hcomm-topo";
 const DATA: &str = "hcomm-data";
@@ -49,11 +51,11 @@ const CTRL: &str = "hcomm-ctrl";
 const COLL: &str = "hcomm-coll";
 
 /// All packages but the plugins, from the bottom up.
-const CRATES: [Arrows; 11] = [
+const CRATES: [Arrows; 12] = [
     arrows(TYPES, &[], &[]),
     arrows(ABI, &[], &[]),
     arrows(TOPO, &[TYPES], &[]),
-    arrows(HOST, &[ABI, TYPES], &[LOOP, SHM, FAULTY]),
+    arrows(HOST, &[ABI, TYPES], &[LOOP, SHM, FAULTY, EDITED]),
     arrows(DATA, &[HOST, ABI, TYPES], &[LOOP, SHM, FAULTY]),
     arrows(CONFORMANCE, &[DATA, HOST, ABI, TYPES], &[LOOP, FAULTY]),
     arrows(CTRL, &[DATA, HOST, TOPO, TYPES], &[ABI, LOOP, SHM, FAULTY]),
@@ -65,6 +67,7 @@ const CRATES: [Arrows; 11] = [
         &[COLL, CTRL, DATA, HOST, SHM, TOPO, TYPES],
         &[ABI, LOOP, FAULTY],
     ),
+    arrows(EDITED, &[ABI], &[]),
     arrows("xtask", &[], &[]),
     arrows("xtask-check", &[ABI], &[]),
 ];
@@ -73,7 +76,7 @@ const CRATES: [Arrows; 11] = [
 const PLUGIN: Arrows = arrows("", &[ABI], &[CONFORMANCE]);
 
 /// The only packages that may depend on abi_stable.
-const ABI_STABLE: [&str; 2] = [ABI, HOST];
+const ABI_STABLE: [&str; 3] = [ABI, HOST, EDITED];
 
 /// Reads the packages of the workspace.
 pub(crate) fn packages(root: &Path) -> Result<Vec<Package>, String> {
