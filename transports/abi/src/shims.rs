@@ -42,28 +42,67 @@ macro_rules! export_transport {
 }
 
 /// The abi_stable half of [`export_transport!`]; nothing without the feature `rust-door`.
+///
+/// It is written out here, because abi_stable's own attribute demands that the plugin depends on
+/// abi_stable by that name.
 #[cfg(feature = "rust-door")]
 #[doc(hidden)]
 #[macro_export]
 macro_rules! export_rust_door {
     ($table:path) => {
         const _: () = {
-            use $crate::abi_stable;
+            use $crate::abi_stable::library::{
+                __call_root_module_loader, CheckTypeLayout, LibHeader, RootModuleResult,
+            };
 
             extern "C" fn door_table() -> &'static $crate::TransportV1 {
                 $table()
             }
 
-            #[abi_stable::export_root_module]
             fn rust_door() -> $crate::RustDoorRef {
-                use abi_stable::prefix_type::PrefixTypeTrait as _;
-                $crate::RustDoor {
-                    transport_v1: door_table,
-                }
-                .leak_into_prefix()
+                $crate::shims::rust_door(door_table)
             }
+
+            extern "C" fn root_module() -> RootModuleResult {
+                __call_root_module_loader(rust_door)
+            }
+
+            // SAFETY: the constructor returns a `RustDoorRef` with its type erased.
+            #[allow(non_upper_case_globals)]
+            #[unsafe(no_mangle)]
+            static _1as_0lib_1header_0root_bmodule_bloader: LibHeader = unsafe {
+                LibHeader::from_constructor::<$crate::RustDoorRef>(
+                    root_module,
+                    CheckTypeLayout::Yes,
+                )
+            };
         };
     };
+}
+
+/// The symbol above is the one that abi_stable's loader asks for.
+#[cfg(feature = "rust-door")]
+const _: () = {
+    let expected = abi_stable::library::ROOT_MODULE_LOADER_NAME.as_bytes();
+    let written = b"_1as_0lib_1header_0root_bmodule_bloader";
+    assert!(expected.len() == written.len());
+    let mut index = 0;
+    while index < written.len() {
+        assert!(expected[index] == written[index]);
+        index += 1;
+    }
+};
+
+/// The Rust door to a table.
+#[cfg(feature = "rust-door")]
+#[doc(hidden)]
+#[must_use]
+pub fn rust_door(table: extern "C" fn() -> &'static TransportV1) -> crate::RustDoorRef {
+    use abi_stable::prefix_type::PrefixTypeTrait as _;
+    crate::RustDoor {
+        transport_v1: table,
+    }
+    .leak_into_prefix()
 }
 
 /// The abi_stable half of [`export_transport!`]; nothing without the feature `rust-door`.
