@@ -292,6 +292,25 @@ mod tests {
     }
 
     #[test]
+    fn a_file_of_a_stranger_is_not_trusted() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("libhcomm_transport_x.so");
+        fs::write(&file, b"x").unwrap();
+        assert!(Trusted::of_this_process().check_file(&file).is_ok());
+        // Nobody else has files in reach of every test, so trust somebody else instead.
+        let others = Trusted(BTreeSet::from([u32::MAX - 1]));
+        let error = others.check_file(&file).unwrap_err();
+        let owner = fs::metadata(&file).unwrap().uid();
+        assert_eq!(
+            error.to_string(),
+            format!(
+                "{} belongs to user {owner}; expected root, this user or the program's owner (4294967294)",
+                folder.path().display()
+            )
+        );
+    }
+
+    #[test]
     fn the_build_folder_is_known_by_what_cargo_leaves_there() {
         let target = tempfile::tempdir().unwrap();
         let profile = target.path().join("debug");

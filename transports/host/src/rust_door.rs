@@ -8,7 +8,7 @@ use std::path::Path;
 
 use abi_stable::abi_stability::StableAbi;
 use abi_stable::abi_stability::abi_checking::{
-    AbiInstabilityError, AbiInstabilityErrors, check_layout_compatibility,
+    AbiInstability, AbiInstabilityError, AbiInstabilityErrors, check_layout_compatibility,
 };
 use abi_stable::library::{LibHeader, LibraryError, lib_header_from_path};
 use abi_stable::type_layout::TLFieldOrFunction;
@@ -74,24 +74,43 @@ fn first_place(differences: &AbiInstabilityErrors) -> String {
     format!("{}: {}", place(first), what(first))
 }
 
+/// The names of fields, entries and arguments on the way; the type behind an entry repeats the
+/// entry's name, and a reference is a step called `0`.
 fn place(error: &AbiInstabilityError) -> String {
-    error
+    let mut names: Vec<&str> = error
         .stack_trace
         .iter()
         .map(|step| match step.expected {
-            TLFieldOrFunction::Field(field) => field.name().to_owned(),
-            TLFieldOrFunction::Function(function) => function.name.as_str().to_owned(),
+            TLFieldOrFunction::Field(field) => field.name(),
+            TLFieldOrFunction::Function(function) => function.name.as_str(),
         })
-        .collect::<Vec<_>>()
-        .join(".")
+        .filter(|&name| name != "0" && name != "__returns")
+        .collect();
+    names.dedup();
+    names.join(".")
 }
 
 fn what(error: &AbiInstabilityError) -> String {
-    error
-        .errs
-        .first()
-        .map(|difference| one_line(&format!("{difference:?}")))
-        .unwrap_or_default()
+    let sentence = match error.errs.first() {
+        None => String::new(),
+        Some(AbiInstability::Name(types)) => {
+            format!("type {}; expected {}", types.found, types.expected)
+        }
+        Some(AbiInstability::Package(packages)) => {
+            format!(
+                "a type of package {}; expected {}",
+                packages.found, packages.expected
+            )
+        }
+        Some(AbiInstability::Size(bytes)) => {
+            format!("{} bytes; expected {}", bytes.found, bytes.expected)
+        }
+        Some(AbiInstability::FieldCountMismatch(fields)) => {
+            format!("{} fields; expected {}", fields.found, fields.expected)
+        }
+        Some(other) => format!("{other:?}"),
+    };
+    one_line(&sentence)
 }
 
 fn library(path: &Path, error: &LibraryError) -> DoorError {
