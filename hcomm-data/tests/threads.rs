@@ -1,0 +1,497 @@
+//! Threads over links of each kind.
+
+mod sides;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use hcomm_data::{BatchOp, Domain, Engine, Thread};
+use hcomm_types::{DataType, Error, ErrorKind, Rank, ReduceOp};
+
+use sides::{LINKS, Link, Side, cause, open, pair, pair_with, pattern, waiter};
+
+fn words(values: &[i32]) -> Vec<u8> {
+    values.iter().flat_map(|v| v.to_ne_bytes()).collect()
+}
+
+/// Lets both sides go on until both are done.
+fn finish(a: &Side, b: &Side) {
+    a.thread.synchronize(None).unwrap();
+    b.thread.synchronize(None).unwrap();
+}
+
+#[test]
+fn a_write_is_seen_by_who_waited_for_its_notify() {
+    for link in LINKS {
+        let [a, b] = pair(link, 40_000);
+        // Longer than one descriptor takes, and than the queue holds.
+        for (bytes, notify) in [(1usize, 0u32), (999, 1), (17_003, 2), (0, 3)] {
+            let sent = pattern(bytes as u8, bytes);
+            a.set(0, &sent);
+            b.set(20_000, &vec![0xee; bytes + 1]);
+            // The wait first: it must not block anybody.
+            b.thread.wait(&b.channel, notify).unwrap();
+            assert!(!b.thread.is_idle());
+            let dst = a.far(20_000, bytes as u64);
+            a.thread
+                .write_with_notify(&a.channel, &dst, &a.part(0, bytes), notify)
+                .unwrap();
+            b.thread.synchronize(None).unwrap();
+            let found = b.get(20_000, bytes + 1);
+            assert_eq!(found[..bytes], sent, "{link:?} {bytes}");
+            assert_eq!(found[bytes], 0xee);
+            a.thread.synchronize(None).unwrap();
+            assert!(a.thread.is_idle());
+        }
+        assert_eq!(a.channel.records(), 4);
+        assert_eq!(b.channel.arrived(0).unwrap(), 0);
+    }
+}
+
+#[test]
+fn a_read_is_here_before_the_next_local_task_and_the_next_record() {
+    for link in LINKS {
+        let [a, b] = pair(link, 30_000);
+        let there = pattern(9, 5_000);
+        b.set(0, &there);
+        a.thread
+            .read(&a.channel, &a.part(100, 5_000), &a.far(0, 5_000))
+            .unwrap();
+        a.thread
+            .copy(&a.part(10_000, 5_000), &a.part(100, 5_000))
+            .unwrap();
+        // Sent on from where it was read to, behind a second read into the same place.
+        a.thread
+            .read(&a.channel, &a.part(100, 10), &a.far(50, 10))
+            .unwrap();
+        a.thread
+            .write(&a.channel, &a.far(20_000, 5_000), &a.part(100, 5_000))
+            .unwrap();
+        a.thread.record(&a.channel, 4).unwrap();
+        b.thread.wait(&b.channel, 4).unwrap();
+        finish(&a, &b);
+        assert_eq!(a.get(10_000, 5_000), there, "{link:?}");
+        let mut second = there.clone();
+        second[..10].copy_from_slice(&there[50..60]);
+        assert_eq!(b.get(20_000, 5_000), second, "{link:?}");
+    }
+}
+
+#[test]
+fn reductions_here_and_there() {
+    for link in LINKS {
+        let [a, b] = pair(link, 8_192);
+        let mine: Vec<i32> = (0..700).collect();
+        let theirs: Vec<i32> = (0..700).map(|i| 1000 - 3 * i).collect();
+        a.set(0, &words(&mine));
+        b.set(0, &words(&theirs));
+        let bytes = 2_800;
+        a.thread
+            .write_reduce(
+                &a.channel,
+                &a.far(0, bytes),
+                &a.part(0, 2_800),
+                DataType::I32,
+                ReduceOp::Sum,
+                Some(0),
+            )
+            .unwrap();
+        b.thread.wait(&b.channel, 0).unwrap();
+        finish(&a, &b);
+        let sum: Vec<i32> = mine.iter().zip(&theirs).map(|(x, y)| x + y).collect();
+        assert_eq!(b.get(0, 2_800), words(&sum), "{link:?}");
+        a.thread
+            .read_reduce(
+                &a.channel,
+                &a.part(0, 2_800),
+                &a.far(0, bytes),
+                DataType::I32,
+                ReduceOp::Max,
+            )
+            .unwrap();
+        a.thread
+            .reduce(
+                &a.part(4_000, 2_800),
+                &a.part(0, 2_800),
+                &a.part(0, 2_800),
+                DataType::I32,
+                ReduceOp::Prod,
+            )
+            .unwrap();
+        a.thread.synchronize(None).unwrap();
+        let max: Vec<i32> = mine.iter().zip(&sum).map(|(x, y)| *x.max(y)).collect();
+        assert_eq!(a.get(0, 2_800), words(&max), "{link:?}");
+        let square: Vec<i32> = max.iter().map(|x| x.wrapping_mul(*x)).collect();
+        assert_eq!(a.get(4_000, 2_800), words(&square), "{link:?}");
+    }
+}
+
+#[test]
+fn a_batch_goes_before_its_notify_and_behind_what_was_queued() {
+    for link in LINKS {
+        for blocked in [false, true] {
+            let [a, b] = pair(link, 60_000);
+            a.set(0, &pattern(1, 20_000));
+            b.set(50_000, &pattern(2, 3_000));
+            let mut ops: Vec<BatchOp> = (0..40)
+                .map(|i| BatchOp::Write {
+                    dst: a.far(i * 500, 500),
+                    src: a.part(i as usize * 500, 500),
+                    notify: (i == 20).then_some(1),
+                })
+                .collect();
+            ops.push(BatchOp::Read {
+                dst: a.part(30_000, 3_000),
+                src: a.far(50_000, 3_000),
+            });
+            ops.push(BatchOp::Record { notify: 2 });
+            if blocked {
+                a.thread.wait_thread(0).unwrap();
+            }
+            a.thread.batch(&a.channel, &ops).unwrap();
+            b.thread.wait(&b.channel, 1).unwrap();
+            if blocked {
+                assert_eq!(a.channel.records(), 0);
+                let other = Thread::new(&a.domain, Engine::Cpu, 0).unwrap();
+                other.record_thread(&a.thread, 0).unwrap();
+            }
+            b.thread.synchronize(None).unwrap();
+            let first = 21 * 500;
+            assert_eq!(b.get(0, first), pattern(1, 20_000)[..first], "{link:?}");
+            b.thread.wait(&b.channel, 2).unwrap();
+            b.thread.synchronize(None).unwrap();
+            assert_eq!(b.get(0, 20_000), pattern(1, 20_000), "{link:?}");
+            assert_eq!(a.get(30_000, 3_000), pattern(2, 3_000), "{link:?}");
+            a.thread.synchronize(None).unwrap();
+            assert_eq!(a.channel.records(), 2);
+        }
+    }
+}
+
+#[test]
+fn fence_and_drain_wait_for_what_is_in_flight() {
+    for link in LINKS {
+        let [a, b] = pair(link, 10_000);
+        a.set(0, &pattern(3, 3_500));
+        a.thread
+            .write(&a.channel, &a.far(0, 3_500), &a.part(0, 3_500))
+            .unwrap();
+        a.thread.fence(&a.channel).unwrap();
+        a.thread.drain().unwrap();
+        a.thread.synchronize(None).unwrap();
+        assert_eq!(b.get(0, 3_500), pattern(3, 3_500), "{link:?}");
+    }
+}
+
+#[test]
+fn two_threads_take_turns_by_their_notifies() {
+    let [a, _b] = pair(Link::Mapped, 1_000);
+    let other = Thread::new(&a.domain, Engine::Cpu, 2).unwrap();
+    a.set(0, &[1, 2, 3, 4]);
+    // Enqueued in the wrong order: each waits for the other.
+    a.thread.wait_thread(1).unwrap();
+    a.thread.copy(&a.part(20, 4), &a.part(10, 4)).unwrap();
+    other.wait_thread(0).unwrap();
+    other.copy(&a.part(10, 4), &a.part(0, 4)).unwrap();
+    other.record_thread(&a.thread, 1).unwrap();
+    assert!(!a.thread.is_idle() && !other.is_idle());
+    let third = Thread::new(&a.domain, Engine::Cpu, 0).unwrap();
+    third.record_thread(&other, 0).unwrap();
+    // The submission above has driven them.
+    assert!(a.thread.is_idle() && other.is_idle());
+    assert_eq!(a.get(20, 4), [1, 2, 3, 4]);
+}
+
+#[test]
+fn waits_before_their_records_do_not_deadlock_across_domains() {
+    for link in LINKS {
+        let [a, b] = pair(link, 1_000);
+        for round in 0..20u8 {
+            // Ping and pong, all waits first, on one OS thread.
+            b.thread.wait(&b.channel, 0).unwrap();
+            b.thread.copy(&b.part(100, 50), &b.part(0, 50)).unwrap();
+            b.thread
+                .write_with_notify(&b.channel, &b.far(200, 50), &b.part(100, 50), 1)
+                .unwrap();
+            a.thread.wait(&a.channel, 1).unwrap();
+            assert!(!a.thread.is_idle());
+            let pinger = Thread::new(&a.domain, Engine::Cpu, 0).unwrap();
+            a.set(0, &pattern(round, 50));
+            pinger
+                .write_with_notify(&a.channel, &a.far(0, 50), &a.part(0, 50), 0)
+                .unwrap();
+            a.thread.synchronize(None).unwrap();
+            assert_eq!(a.get(200, 50), pattern(round, 50), "{link:?}");
+        }
+    }
+}
+
+#[test]
+fn sides_on_two_os_threads() {
+    for link in LINKS {
+        let [a, b] = pair(link, 4_000);
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                for round in 0..200u8 {
+                    b.thread.wait(&b.channel, 0).unwrap();
+                    b.thread
+                        .copy(&b.part(2_000, 1_500), &b.part(0, 1_500))
+                        .unwrap();
+                    b.thread
+                        .write_with_notify(
+                            &b.channel,
+                            &b.far(2_000, 1_500),
+                            &b.part(2_000, 1_500),
+                            1,
+                        )
+                        .unwrap();
+                    b.thread.synchronize(None).unwrap();
+                    assert!(b.get(2_000, 1_500) == pattern(round, 1_500), "{link:?}");
+                }
+            });
+            for round in 0..200u8 {
+                a.set(0, &pattern(round, 1_500));
+                a.thread
+                    .write_with_notify(&a.channel, &a.far(0, 1_500), &a.part(0, 1_500), 0)
+                    .unwrap();
+                a.thread.wait(&a.channel, 1).unwrap();
+                a.thread.synchronize(None).unwrap();
+                assert!(a.get(2_000, 1_500) == pattern(round, 1_500), "{link:?}");
+            }
+        });
+    }
+}
+
+#[test]
+fn a_thread_moves_with_its_handle() {
+    let [a, b] = pair(Link::Later, 1_000);
+    b.thread.wait(&b.channel, 0).unwrap();
+    let thread = b.thread.clone();
+    let other = std::thread::spawn(move || thread.synchronize(None));
+    a.thread.record(&a.channel, 0).unwrap();
+    a.thread.synchronize(None).unwrap();
+    other.join().unwrap().unwrap();
+    assert!(b.thread.is_idle());
+}
+
+#[test]
+fn a_wait_that_times_out_says_what_for_and_takes_nothing() {
+    let [a, b] = pair(Link::Mapped, 100);
+    b.thread.wait(&b.channel, 5).unwrap();
+    b.thread.copy(&b.part(0, 1), &b.part(1, 1)).unwrap();
+    let error = b
+        .thread
+        .synchronize(Some(Duration::from_millis(5)))
+        .unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Timeout);
+    assert_eq!(error.culprits(), [Rank(0)]);
+    let text = error.to_string();
+    for part in ["wait", "notify 5", "2 queued", "after", "link test"] {
+        assert!(text.contains(part), "{text}");
+    }
+    // Poisoned with it, and the record that comes now is there for somebody else.
+    a.thread.record(&a.channel, 5).unwrap();
+    assert_eq!(b.thread.drain().unwrap_err().kind(), ErrorKind::Timeout);
+    assert_eq!(b.channel.arrived(5).unwrap(), 1);
+    let fresh = Thread::new(&b.domain, Engine::Cpu, 0).unwrap();
+    fresh.wait(&b.channel, 5).unwrap();
+    assert!(fresh.is_idle());
+}
+
+#[test]
+fn the_domain_has_a_deadline_of_its_own() {
+    let [_a, b] = pair_with(Link::Later, 100, Duration::from_millis(5));
+    b.thread.wait_thread(1).unwrap();
+    let error = b.thread.synchronize(None).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Timeout);
+    assert!(error.to_string().contains("notify 1 of another thread"));
+}
+
+#[test]
+fn an_abort_from_another_os_thread_wakes_a_sleeper() {
+    for link in [Link::Mapped, Link::Later] {
+        let [_a, b] = pair(link, 100);
+        let second = Thread::new(&b.domain, Engine::Cpu, 0).unwrap();
+        let asleep = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let (domain, asleep) = (&b.domain, &asleep);
+            scope.spawn(move || {
+                while !asleep.load(Ordering::Acquire) {
+                    std::thread::yield_now();
+                }
+                domain.abort(cause("first"));
+                domain.abort(cause("second"));
+            });
+            b.thread.wait(&b.channel, 0).unwrap();
+            asleep.store(true, Ordering::Release);
+            let error = b.thread.synchronize(None).unwrap_err();
+            assert_eq!(error.detail(), "first");
+        });
+        assert_eq!(b.thread.poisoned().unwrap().detail(), "first");
+        assert_eq!(b.domain.aborted().unwrap().detail(), "first");
+        assert_eq!(second.drain().unwrap_err().detail(), "first");
+        assert!(b.thread.is_idle());
+    }
+}
+
+#[test]
+fn a_lost_peer_ends_who_waits_and_nobody_else() {
+    let [a, b] = pair(Link::Later, 100);
+    let patient = Thread::new(&b.domain, Engine::Cpu, 0).unwrap();
+    b.thread.wait(&b.channel, 0).unwrap();
+    let lost = Error::new(ErrorKind::PeerLost, "rank 0 has exited").blame_rank(Rank(0));
+    b.peers.0.set(lost).unwrap();
+    let error = b.thread.synchronize(None).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::PeerLost);
+    assert_eq!(error.detail(), "rank 0 has exited");
+    // What needs no peer still works.
+    patient.copy(&b.part(0, 5), &b.part(50, 5)).unwrap();
+    patient.synchronize(None).unwrap();
+    drop(a);
+}
+
+#[test]
+fn a_link_that_ends_is_named_and_what_had_arrived_counts() {
+    for link in [Link::Mapped, Link::Later] {
+        let [a, b] = pair(link, 100);
+        a.thread.record(&a.channel, 0).unwrap();
+        a.thread.synchronize(None).unwrap();
+        drop(a);
+        b.thread.wait(&b.channel, 0).unwrap();
+        b.thread.synchronize(None).unwrap();
+        b.thread.wait(&b.channel, 0).unwrap();
+        let error = b.thread.synchronize(None).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::PeerLost, "{link:?}");
+        assert_eq!(error.culprits(), [Rank(0)]);
+    }
+}
+
+#[test]
+fn the_first_failure_is_the_answer_to_everything_later() {
+    let [a, b] = pair(Link::Mapped, 100);
+    drop(a);
+    // Queued behind a wait, so that it fails later, when it runs.
+    b.thread.wait_thread(0).unwrap();
+    b.thread.record(&b.channel, 0).unwrap();
+    b.thread.copy(&b.part(0, 4), &b.part(4, 4)).unwrap();
+    b.set(4, &[9; 4]);
+    let other = Thread::new(&b.domain, Engine::Cpu, 0).unwrap();
+    other.record_thread(&b.thread, 0).unwrap();
+    let first = b.thread.synchronize(None).unwrap_err();
+    assert_eq!(first.kind(), ErrorKind::PeerLost);
+    assert_eq!(first.culprits(), [Rank(0)]);
+    for later in [
+        b.thread.drain(),
+        b.thread.wait(&b.channel, 0),
+        b.thread.batch(&b.channel, &[]),
+        b.thread.synchronize(None),
+        b.thread.drive().map(|_| ()),
+    ] {
+        assert_eq!(later.unwrap_err().to_string(), first.to_string());
+    }
+    // Nothing behind the failure ran.
+    assert_eq!(b.get(0, 4), [0; 4]);
+    assert!(other.poisoned().is_none());
+}
+
+#[test]
+fn what_is_wrong_is_refused_at_submission_and_poisons_nothing() {
+    let [a, b] = pair(Link::Later, 100);
+    let [c, _d] = pair(Link::LaterBare, 100);
+    let refused = |result: hcomm_types::Result<()>, kind: ErrorKind| {
+        let error = result.unwrap_err();
+        assert_eq!(error.kind(), kind, "{error}");
+    };
+    let t = &a.thread;
+    assert_eq!(
+        a.memory.sub(50..101).unwrap_err().kind(),
+        ErrorKind::OutOfBounds
+    );
+    assert_eq!(
+        a.remote.sub(101..101).unwrap_err().kind(),
+        ErrorKind::OutOfBounds
+    );
+    #[allow(clippy::reversed_empty_ranges, reason = "what is tested")]
+    let backwards = a.memory.sub(5..4);
+    assert_eq!(backwards.unwrap_err().kind(), ErrorKind::OutOfBounds);
+    refused(a.memory.copy_from(&[0; 99]), ErrorKind::OutOfBounds);
+    refused(
+        t.write(&a.channel, &a.far(0, 9), &a.part(0, 8)),
+        ErrorKind::OutOfBounds,
+    );
+    refused(
+        t.write(&a.channel, &b.far(0, 8), &a.part(0, 8)),
+        ErrorKind::InvalidArgument,
+    );
+    refused(t.copy(&a.part(0, 9), &a.part(0, 8)), ErrorKind::OutOfBounds);
+    refused(
+        t.reduce(
+            &a.part(0, 6),
+            &a.part(0, 6),
+            &a.part(0, 6),
+            DataType::I32,
+            ReduceOp::Sum,
+        ),
+        ErrorKind::OutOfBounds,
+    );
+    refused(t.record(&a.channel, 64), ErrorKind::InvalidArgument);
+    refused(t.wait(&a.channel, 8), ErrorKind::InvalidArgument);
+    refused(t.wait_thread(4), ErrorKind::InvalidArgument);
+    refused(t.record_thread(&b.thread, 4), ErrorKind::InvalidArgument);
+    // A device that moves only what it knows, and memory of another one.
+    refused(
+        c.thread.write(&c.channel, &c.far(0, 8), &a.part(0, 8)),
+        ErrorKind::Unsupported,
+    );
+    let piece = BatchOp::Write {
+        dst: a.far(0, 9),
+        src: a.part(0, 8),
+        notify: None,
+    };
+    refused(t.batch(&a.channel, &[piece]), ErrorKind::OutOfBounds);
+    assert!(t.poisoned().is_none() && t.is_idle());
+    // A result that smears over its operand is seen only when it runs.
+    refused(
+        t.reduce(
+            &a.part(0, 8),
+            &a.part(4, 8),
+            &a.part(50, 8),
+            DataType::I32,
+            ReduceOp::Sum,
+        ),
+        ErrorKind::InvalidArgument,
+    );
+}
+
+#[test]
+fn threads_and_notifies_have_their_limits() {
+    let peers = std::sync::Arc::new(sides::Watched::default());
+    let domain = Domain::new(waiter(), peers, Duration::ZERO);
+    let error = Thread::new(&domain, Engine::Cpu, 641).unwrap_err();
+    assert!(error.to_string().contains("640"), "{error}");
+    let mut threads: Vec<_> = (0..40)
+        .map(|_| Thread::new(&domain, Engine::Cpu, 640).unwrap())
+        .collect();
+    let error = Thread::new(&domain, Engine::Cpu, 0).unwrap_err();
+    assert!(error.to_string().contains("40"), "{error}");
+    threads.pop();
+    Thread::new(&domain, Engine::Cpu, 0).unwrap();
+}
+
+#[test]
+fn memory_in_flight_outlives_its_handles() {
+    let [a, b] = pair(Link::Later, 4_000);
+    let bytes = pattern(7, 4_000);
+    // Memory of another device, known to nobody else after this block.
+    {
+        let region = open(Link::Mapped).allocate(4_000).unwrap();
+        let slice = hcomm_data::Slice::of(&region);
+        slice.copy_from(&bytes).unwrap();
+        a.thread
+            .write_with_notify(&a.channel, &a.far(0, 4_000), &slice, 0)
+            .unwrap();
+    }
+    b.thread.wait(&b.channel, 0).unwrap();
+    finish(&a, &b);
+    assert_eq!(b.get(0, 4_000), bytes);
+}
