@@ -29,6 +29,8 @@ pub(crate) enum Each {
     Device,
     /// Once for each kind of device and each placement of the two ends.
     Placement,
+    /// The same, without one thread for both ends.
+    Apart,
     /// Once for each kind of device, in this placement.
     Only(Placement),
 }

@@ -31,16 +31,15 @@ impl Content {
         match self {
             Self::Zero => vec![0; len],
             Self::Bytes { seed } => {
-                let mut out = Vec::with_capacity(len);
-                let mut word_at = u64::MAX;
-                let mut word = [0; 8];
-                for position in start..start + len as u64 {
-                    if word_at != position / 8 {
-                        word_at = position / 8;
-                        word = mix(seed, word_at).to_le_bytes();
-                    }
-                    out.push(word[(position % 8) as usize]);
+                // Whole words, then without what is before the start: megabytes are made of it.
+                let before = (start % 8) as usize;
+                let words = (before + len).div_ceil(8);
+                let mut out = vec![0; words * 8];
+                for (word, place) in (start / 8..).zip(out.chunks_exact_mut(8)) {
+                    place.copy_from_slice(&mix(seed, word).to_le_bytes());
                 }
+                out.truncate(before + len);
+                out.drain(..before);
                 out
             }
             Self::Elements { dtype, seed } => {

@@ -122,6 +122,7 @@ fn placements(check: &Check) -> Vec<Option<Placement>> {
     match check.each {
         Each::Plugin | Each::Device => vec![None],
         Each::Placement => Placement::ALL.into_iter().map(Some).collect(),
+        Each::Apart => vec![Some(Placement::TwoThreads), Some(Placement::TwoProcesses)],
         Each::Only(placement) => vec![Some(placement)],
     }
 }

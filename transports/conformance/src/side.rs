@@ -139,6 +139,9 @@ pub(crate) enum Request {
     DropImport(Id),
     /// Drops memory.
     DropMemory(Id),
+    /// Posts with a new lane from now on: what is outstanding on the old one was dropped with its
+    /// channel, or has failed.
+    FreshLane,
     /// Drops everything, the device too, and opens it anew.
     Reopen,
     /// Counts descriptors, threads and mappings of the process.
@@ -368,7 +371,7 @@ impl Side {
                     if !made.is_page_aligned() {
                         return Err(Failure::own("allocated memory is not page-aligned"));
                     }
-                    if made.load(0, bytes).iter().any(|&byte| byte != 0) {
+                    if made.load(0, bytes) != vec![0; bytes] {
                         return Err(Failure::own("allocated memory is not zeroed"));
                     }
                 }
@@ -490,6 +493,10 @@ impl Side {
             Request::DropChannel(id) => drop_one(&mut self.channels, id, "channel"),
             Request::DropImport(id) => drop_one(&mut self.imports, id, "import"),
             Request::DropMemory(id) => drop_one(&mut self.memories, id, "memory"),
+            Request::FreshLane => {
+                self.held = Held::new(&self.device);
+                done()
+            }
             Request::Reopen => {
                 let fresh = Self::open(&self.info)?;
                 *self = fresh;
@@ -730,6 +737,9 @@ fn no_such(what: &str, id: Id) -> Failure {
 
 fn compare(found: &[u8], content: Content, start: u64) -> Result<(), Failure> {
     let expected = content.render(start, found.len());
+    if found == expected {
+        return Ok(());
+    }
     let wrong = || found.iter().zip(&expected).filter(|(a, b)| a != b).count();
     found
         .iter()

@@ -32,7 +32,7 @@ pub(crate) const CHECKS: &[Check] = &[
     check("passive_mapped", Each::Placement, passive_mapped),
     check("passive_registered", Each::Placement, passive_registered),
     check("local_memory_of_any_kind", Each::Placement, local_any),
-    check("sleepers_are_woken", Each::Placement, sleepers_are_woken),
+    check("sleepers_are_woken", Each::Apart, sleepers_are_woken),
     check("wake_descriptor", Each::Device, wake_descriptor),
     check(
         "notifies_at_the_limit",
@@ -348,9 +348,6 @@ fn local_any(case: &Case) -> Result<(), Stop> {
 /// Whoever sleeps for a record is woken by it: by the bell, or by the device's descriptor.
 fn sleepers_are_woken(case: &Case) -> Result<(), Stop> {
     case.needs(Capabilities::NOTIFY)?;
-    if case.placement() == Some(Placement::OneThread) {
-        return Err(Stop::Skip("one thread cannot sleep and record".to_owned()));
-    }
     let mut pair = case.pair()?;
     let channel = pair.channel(1)?;
     let mut counts = [0u64; 2];
