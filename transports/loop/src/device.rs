@@ -17,6 +17,9 @@ pub(crate) const PROTOCOL: u32 = 9;
 /// Notifies of one end: 4096 lines of 64 bytes are 256 KiB.
 pub(crate) const MAX_NOTIFIES: u32 = 4096;
 
+/// Descriptors of one `post`: so many keep the caller's thread busy for long enough.
+pub(crate) const MAX_BATCH: u32 = 1024;
+
 /// What device `index` is, if it is the one there is.
 pub(crate) fn attributes(index: u32) -> Result<DeviceAttributes, Fault> {
     if index != 0 {
@@ -50,7 +53,7 @@ pub(crate) fn attributes(index: u32) -> Result<DeviceAttributes, Fault> {
             bytes_per_s: 10_000_000_000,
             max_transfer_bytes: 1 << 47, // an address space
             max_notify_outstanding: u64::MAX,
-            max_batch: 1024,
+            max_batch: MAX_BATCH,
             max_notifies: MAX_NOTIFIES,
             max_blob_bytes: BLOB_BYTES as u32,
             numa_node: -1,

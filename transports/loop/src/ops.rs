@@ -4,11 +4,11 @@ use core::sync::atomic::Ordering;
 
 use hcomm_transport_abi::{
     DescriptorV1, FLAG_NOTIFY, OP_NOTIFY, OP_READ, OP_READ_REDUCE, OP_WRITE, OP_WRITE_REDUCE,
-    Posted, STATUS_INVALID_ARGUMENT, STATUS_OK, STATUS_UNSUPPORTED,
+    Posted, STATUS_INVALID_ARGUMENT, STATUS_NO_RESOURCE, STATUS_OK, STATUS_UNSUPPORTED,
 };
 
 use crate::channel::Channel;
-use crate::device::host;
+use crate::device::{MAX_BATCH, host};
 use crate::sys;
 
 /// Carries out a batch in its order, so that each notify comes after all before it. Stops at the
@@ -18,6 +18,10 @@ pub(crate) fn post(channel: &Channel, batch: &[DescriptorV1]) -> Posted {
     let mut recorded = false;
     let mut status = STATUS_OK;
     for descriptor in batch {
+        if done == MAX_BATCH {
+            status = STATUS_NO_RESOURCE;
+            break;
+        }
         match carry_out(channel, descriptor) {
             Ok(with_notify) => recorded |= with_notify,
             Err(fault) => {

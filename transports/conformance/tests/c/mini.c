@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #define OK HCOMM_STATUS_OK
-enum { END = 1, REGION = 2, MAX_NOTIFIES = 1024, OBJECTS = 1 << 16 };
+enum { END = 1, REGION = 2, MAX_NOTIFIES = 1024, MAX_BATCH = 64, OBJECTS = 1 << 16 };
 
 struct hcomm_device_t { uint32_t open; }; // regions, imports and channels
 struct hcomm_region_t { uint64_t number, bytes; hcomm_device_t *device; char *base; };
@@ -52,7 +52,7 @@ static int32_t query_device(uint32_t index, hcomm_device_attr_v1_t *attr) {
         .name = "mini0", .protocol = 9, .latency_ns = 100, .bytes_per_s = 5000000000,
         .capabilities = HCOMM_CAP_WRITE | HCOMM_CAP_READ | HCOMM_CAP_NOTIFY | HCOMM_CAP_WRITE_NOTIFY | HCOMM_CAP_MAP |
                         HCOMM_CAP_ALLOCATE | HCOMM_CAP_PASSIVE_MAPPED | HCOMM_CAP_LOCAL_ANY | HCOMM_CAP_SAME_PROCESS,
-        .max_transfer_bytes = UINT64_C(1) << 47, .max_notify_outstanding = UINT64_MAX, .max_batch = 64,
+        .max_transfer_bytes = UINT64_C(1) << 47, .max_notify_outstanding = UINT64_MAX, .max_batch = MAX_BATCH,
         .max_notifies = MAX_NOTIFIES, .max_blob_bytes = sizeof(blob_t), .numa_node = -1};
     return OK;
 }
@@ -168,9 +168,9 @@ static int32_t carry_out(hcomm_channel_t *channel, const hcomm_descriptor_v1_t *
 }
 static int32_t post(hcomm_channel_t *channel, const hcomm_descriptor_v1_t *d, uint32_t count, uint32_t *accepted,
                     uint32_t *inline_done) {
-    int32_t status = OK;
+    int32_t status = count <= MAX_BATCH ? OK : HCOMM_STATUS_INVALID_ARGUMENT;
     pthread_mutex_lock(&lock);
-    for (*accepted = 0; *accepted < count && (status = carry_out(channel, d)) == OK; d++) ++*accepted;
+    for (*accepted = 0; status == OK && *accepted < count && (status = carry_out(channel, d)) == OK; d++) ++*accepted;
     *inline_done = *accepted;
     return unlock(status, "the descriptor is not acceptable, or the peer is gone");
 }
