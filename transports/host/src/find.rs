@@ -166,7 +166,13 @@ pub(crate) fn search(explicit: &[PathBuf], trusted: &Trusted) -> (Vec<Folder>, V
                 }
             }
             // Most of the usual folders do not exist, and need not.
-            Err(error) if is_explicit || error.kind() != io::ErrorKind::NotFound => {
+            Err(error)
+                if is_explicit
+                    || !matches!(
+                        error.kind(),
+                        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+                    ) =>
+            {
                 tracing::warn!(folder = %folder.display(), %error, "no transports from here");
                 folders.push(Folder {
                     path: folder.clone(),
