@@ -20,7 +20,12 @@ pub(crate) fn bind(plan: &RankPlan, shape: &Shape, membership: &Membership) -> R
         Operation::SendRecv { from, .. } => Notifies::PointToPoint { sends: from == me },
         _ => Notifies::Collective,
     };
-    let mut binder = Binder { membership, notifies, links: Vec::new(), numbers: HashMap::new() };
+    let mut binder = Binder {
+        membership,
+        notifies,
+        links: Vec::new(),
+        numbers: HashMap::new(),
+    };
     let threads = plan
         .threads
         .iter()
@@ -40,7 +45,12 @@ pub(crate) fn bind(plan: &RankPlan, shape: &Shape, membership: &Membership) -> R
 
 /// The peers that a rank's plan talks to, each once.
 pub(crate) fn peers(plan: &RankPlan) -> Vec<Rank> {
-    let mut peers: Vec<Rank> = plan.threads.iter().flatten().filter_map(Task::peer).collect();
+    let mut peers: Vec<Rank> = plan
+        .threads
+        .iter()
+        .flatten()
+        .filter_map(Task::peer)
+        .collect();
     peers.sort_unstable();
     peers.dedup();
     peers
@@ -56,40 +66,75 @@ struct Binder<'a> {
 impl Binder<'_> {
     fn op(&mut self, task: &Task) -> Result<Op> {
         Ok(match *task {
-            Task::Copy { dst, src, bytes } => Op::Copy { dst: at(dst), src: at(src), bytes },
-            Task::Reduce { dst, a, b, count } => {
-                Op::Reduce { dst: at(dst), a: at(a), b: at(b), count }
-            }
-            Task::Write { peer, dst, src, bytes, notify } => Op::Write {
+            Task::Copy { dst, src, bytes } => Op::Copy {
+                dst: at(dst),
+                src: at(src),
+                bytes,
+            },
+            Task::Reduce { dst, a, b, count } => Op::Reduce {
+                dst: at(dst),
+                a: at(a),
+                b: at(b),
+                count,
+            },
+            Task::Write {
+                peer,
+                dst,
+                src,
+                bytes,
+                notify,
+            } => Op::Write {
                 link: self.link(peer)?,
                 dst: scratch(dst)?,
                 src: at(src),
                 bytes,
                 notify: self.outgoing(notify)?,
             },
-            Task::Read { peer, dst, src, bytes } => {
-                Op::Read { link: self.link(peer)?, dst: at(dst), src: scratch(src)?, bytes }
-            }
-            Task::WriteReduce { peer, dst, src, count, notify } => Op::WriteReduce {
+            Task::Read {
+                peer,
+                dst,
+                src,
+                bytes,
+            } => Op::Read {
+                link: self.link(peer)?,
+                dst: at(dst),
+                src: scratch(src)?,
+                bytes,
+            },
+            Task::WriteReduce {
+                peer,
+                dst,
+                src,
+                count,
+                notify,
+            } => Op::WriteReduce {
                 link: self.link(peer)?,
                 dst: scratch(dst)?,
                 src: at(src),
                 count,
                 notify: self.outgoing(notify)?,
             },
-            Task::ReadReduce { peer, dst, a, src, count } => Op::ReadReduce {
+            Task::ReadReduce {
+                peer,
+                dst,
+                a,
+                src,
+                count,
+            } => Op::ReadReduce {
                 link: self.link(peer)?,
                 dst: at(dst),
                 a: at(a),
                 src: scratch(src)?,
                 count,
             },
-            Task::Record { peer, notify } => {
-                Op::Record { link: self.link(peer)?, notify: self.notifies.outgoing(notify)? }
-            }
-            Task::Wait { peer, notify } => {
-                Op::Wait { link: self.link(peer)?, notify: self.notifies.incoming(notify)? }
-            }
+            Task::Record { peer, notify } => Op::Record {
+                link: self.link(peer)?,
+                notify: self.notifies.outgoing(notify)?,
+            },
+            Task::Wait { peer, notify } => Op::Wait {
+                link: self.link(peer)?,
+                notify: self.notifies.incoming(notify)?,
+            },
             Task::ThreadRecord { thread, notify } => {
                 let thread = u16::try_from(thread).map_err(|_| {
                     Error::new(
@@ -104,7 +149,9 @@ impl Binder<'_> {
     }
 
     fn outgoing(&self, notify: Option<u32>) -> Result<Option<u32>> {
-        notify.map(|notify| self.notifies.outgoing(notify)).transpose()
+        notify
+            .map(|notify| self.notifies.outgoing(notify))
+            .transpose()
     }
 
     fn link(&mut self, peer: Rank) -> Result<u16> {
@@ -112,10 +159,16 @@ impl Binder<'_> {
             return Ok(number);
         }
         let number = u16::try_from(self.links.len()).map_err(|_| {
-            Error::new(ErrorKind::LimitReached, "a plan talks to more than 65,535 peers")
+            Error::new(
+                ErrorKind::LimitReached,
+                "a plan talks to more than 65,535 peers",
+            )
         })?;
         let link = self.membership.link(peer)?;
-        self.links.push(ProgramLink { channel: link.channel, scratch: Some(link.buffer) });
+        self.links.push(ProgramLink {
+            channel: link.channel,
+            scratch: Some(link.buffer),
+        });
         self.numbers.insert(peer, number);
         Ok(number)
     }
@@ -127,7 +180,10 @@ const fn at(loc: Loc) -> At {
         Buffer::Output => SlotKind::Output,
         Buffer::Scratch => SlotKind::Scratch,
     };
-    At { slot, offset: loc.offset }
+    At {
+        slot,
+        offset: loc.offset,
+    }
 }
 
 fn scratch(loc: Loc) -> Result<u64> {

@@ -69,7 +69,12 @@ impl Communicator {
     ///
     /// # Errors
     /// See [`Communicator`]; `InvalidArgument` if the lengths differ.
-    pub fn all_reduce<T: Element>(&self, input: &[T], output: &mut [T], op: ReduceOp) -> Result<()> {
+    pub fn all_reduce<T: Element>(
+        &self,
+        input: &[T],
+        output: &mut [T],
+        op: ReduceOp,
+    ) -> Result<()> {
         let shape = self.shape(Operation::AllReduce, output.len(), T::DATA_TYPE, op, false);
         self.execute("all_reduce", &shape, separate(input, output))
     }
@@ -89,8 +94,13 @@ impl Communicator {
     /// # Errors
     /// See [`Communicator`]; `InvalidArgument` if the lengths do not fit.
     pub fn all_gather<T: Element>(&self, input: &[T], output: &mut [T]) -> Result<()> {
-        let shape =
-            self.shape(Operation::AllGather, input.len(), T::DATA_TYPE, ReduceOp::Sum, false);
+        let shape = self.shape(
+            Operation::AllGather,
+            input.len(),
+            T::DATA_TYPE,
+            ReduceOp::Sum,
+            false,
+        );
         self.execute("all_gather", &shape, separate(input, output))
     }
 
@@ -101,7 +111,13 @@ impl Communicator {
     /// See [`Communicator`]; `InvalidArgument` if the buffer has no `size` equal parts.
     pub fn all_gather_in_place<T: Element>(&self, buffer: &mut [T]) -> Result<()> {
         let count = self.part_of("all_gather", buffer.len())?;
-        let shape = self.shape(Operation::AllGather, count, T::DATA_TYPE, ReduceOp::Sum, true);
+        let shape = self.shape(
+            Operation::AllGather,
+            count,
+            T::DATA_TYPE,
+            ReduceOp::Sum,
+            true,
+        );
         self.execute_in_place("all_gather", &shape, bytemuck::cast_slice_mut(buffer))
     }
 
@@ -116,7 +132,13 @@ impl Communicator {
         output: &mut [T],
         op: ReduceOp,
     ) -> Result<()> {
-        let shape = self.shape(Operation::ReduceScatter, output.len(), T::DATA_TYPE, op, false);
+        let shape = self.shape(
+            Operation::ReduceScatter,
+            output.len(),
+            T::DATA_TYPE,
+            op,
+            false,
+        );
         self.execute("reduce_scatter", &shape, separate(input, output))
     }
 
@@ -125,7 +147,11 @@ impl Communicator {
     ///
     /// # Errors
     /// See [`Communicator`]; `InvalidArgument` if the buffer has no `size` equal parts.
-    pub fn reduce_scatter_in_place<T: Element>(&self, buffer: &mut [T], op: ReduceOp) -> Result<()> {
+    pub fn reduce_scatter_in_place<T: Element>(
+        &self,
+        buffer: &mut [T],
+        op: ReduceOp,
+    ) -> Result<()> {
         let count = self.part_of("reduce_scatter", buffer.len())?;
         let shape = self.shape(Operation::ReduceScatter, count, T::DATA_TYPE, op, true);
         self.execute_in_place("reduce_scatter", &shape, bytemuck::cast_slice_mut(buffer))
@@ -147,7 +173,14 @@ impl Communicator {
     /// See [`Communicator`].
     pub fn barrier(&self) -> Result<()> {
         let shape = self.shape(Operation::Barrier, 0, DataType::U8, ReduceOp::Sum, false);
-        self.execute("barrier", &shape, Buffers::Separate { input: &[], output: &mut [] })
+        self.execute(
+            "barrier",
+            &shape,
+            Buffers::Separate {
+                input: &[],
+                output: &mut [],
+            },
+        )
     }
 
     /// Sends to one rank, which calls [`recv`](Self::recv). Returns when `data` may be changed:
@@ -158,7 +191,14 @@ impl Communicator {
     pub fn send<T: Element>(&self, data: &[T], to: Rank) -> Result<()> {
         let shape = self.message("send", self.rank(), to, data.len(), T::DATA_TYPE)?;
         let input = bytemuck::cast_slice(data);
-        self.execute("send", &shape, Buffers::Separate { input, output: &mut [] })
+        self.execute(
+            "send",
+            &shape,
+            Buffers::Separate {
+                input,
+                output: &mut [],
+            },
+        )
     }
 
     /// Receives what another rank sends with [`send`](Self::send), of the same length and type.
@@ -177,7 +217,8 @@ impl Communicator {
     /// # Errors
     /// See [`Communicator`]; `InvalidArgument` if shape, communicator and buffers do not fit.
     pub fn execute(&self, call: &'static str, shape: &Shape, buffers: Buffers<'_>) -> Result<()> {
-        self.run_blocking(shape, buffers, None).map_err(|error| self.tell(call, error))
+        self.run_blocking(shape, buffers, None)
+            .map_err(|error| self.tell(call, error))
     }
 
     /// [`all_reduce`](Self::all_reduce) at the end of a thread. The same slice twice means: in
@@ -248,8 +289,13 @@ impl Communicator {
         dtype: DataType,
     ) -> Result<()> {
         let count = self.elements("broadcast_on", buffer, dtype)?;
-        let shape =
-            self.shape(Operation::Broadcast { root }, count, dtype, ReduceOp::Sum, true);
+        let shape = self.shape(
+            Operation::Broadcast { root },
+            count,
+            dtype,
+            ReduceOp::Sum,
+            true,
+        );
         self.enqueue("broadcast_on", thread, &shape, buffer, buffer)
     }
 
@@ -303,8 +349,10 @@ impl Communicator {
     /// # Errors
     /// `InvalidArgument` if a forced one cannot plan it.
     pub fn algorithm(&self, shape: &Shape) -> Result<&'static str> {
-        let params =
-            Params { scratch_bytes: self.layout().half_bytes(), slice_bytes: u64::MAX };
+        let params = Params {
+            scratch_bytes: self.layout().half_bytes(),
+            slice_bytes: u64::MAX,
+        };
         Ok(self.planner.borrow().choose(shape, &params)?.name())
     }
 
@@ -318,7 +366,14 @@ impl Communicator {
         redop: ReduceOp,
         in_place: bool,
     ) -> Shape {
-        Shape { operation, ranks: self.size(), count: count as u64, dtype, redop, in_place }
+        Shape {
+            operation,
+            ranks: self.size(),
+            count: count as u64,
+            dtype,
+            redop,
+            in_place,
+        }
     }
 
     /// Leaves the communicator, after everything put on its threads is done.
@@ -356,12 +411,17 @@ impl Communicator {
         timeout: Option<Duration>,
     ) -> Result<()> {
         self.check_shape(shape)?;
+        self.check_lengths(shape, &buffers)?;
         let bound = self.planner.borrow_mut().program(shape, &self.membership)?;
+        if bound.is_empty() {
+            return Ok(());
+        }
         self.follow(&self.main)?;
         let base = self.scratch_base(shape, bound.takes_half);
         let workers = self.workers(bound.program.threads.len().saturating_sub(1))?;
         let _blocking = self.membership.blocking();
-        self.main.run_blocking(&workers, &bound.program, buffers, base, [0; 2], timeout)
+        self.main
+            .run_blocking(&workers, &bound.program, buffers, base, [0; 2], timeout)
     }
 
     fn enqueue(
@@ -374,7 +434,11 @@ impl Communicator {
     ) -> Result<()> {
         let put = || {
             self.check_shape(shape)?;
+            check_bytes(shape, self.rank(), input.bytes(), output.bytes())?;
             let bound = self.planner.borrow_mut().program(shape, &self.membership)?;
+            if bound.is_empty() {
+                return Ok(());
+            }
             self.follow(thread)?;
             let base = self.scratch_base(shape, bound.takes_half);
             let workers = self.workers(bound.program.threads.len().saturating_sub(1))?;
@@ -417,22 +481,42 @@ impl Communicator {
     fn workers(&self, count: usize) -> Result<Vec<Thread>> {
         let mut workers = self.workers.borrow_mut();
         while workers.len() < count {
-            workers.push(self.membership.thread(hcomm_types::MAX_NOTIFIES_PER_THREAD)?);
+            workers.push(
+                self.membership
+                    .thread(hcomm_types::MAX_NOTIFIES_PER_THREAD)?,
+            );
         }
         Ok(workers[..count].to_vec())
     }
 
     fn check_shape(&self, shape: &Shape) -> Result<()> {
+        self.membership.check_usable()?;
         shape
             .validate()
             .map_err(|error| Error::new(ErrorKind::InvalidArgument, error.to_string()))?;
         if shape.ranks != self.size() {
             return Err(Error::new(
                 ErrorKind::InvalidArgument,
-                format!("a shape for {} ranks on a communicator of {}", shape.ranks, self.size()),
+                format!(
+                    "a shape for {} ranks on a communicator of {}",
+                    shape.ranks,
+                    self.size()
+                ),
             ));
         }
         Ok(())
+    }
+
+    fn check_lengths(&self, shape: &Shape, buffers: &Buffers<'_>) -> Result<()> {
+        let (input, output) = match buffers {
+            Buffers::Separate { input, output } => (input.len(), output.len()),
+            Buffers::InPlace {
+                input_bytes,
+                output_bytes,
+                ..
+            } => (*input_bytes, *output_bytes),
+        };
+        check_bytes(shape, self.rank(), input, output)
     }
 
     fn message(
@@ -451,7 +535,13 @@ impl Communicator {
             .in_call(call)
             .at_rank(self.rank()));
         }
-        Ok(self.shape(Operation::SendRecv { from, to }, count, dtype, ReduceOp::Sum, false))
+        Ok(self.shape(
+            Operation::SendRecv { from, to },
+            count,
+            dtype,
+            ReduceOp::Sum,
+            false,
+        ))
     }
 
     fn part_of(&self, call: &'static str, elements: usize) -> Result<usize> {
@@ -473,7 +563,10 @@ impl Communicator {
         }
         Err(Error::new(
             ErrorKind::InvalidArgument,
-            format!("{} bytes are no whole number of {dtype} elements", slice.bytes()),
+            format!(
+                "{} bytes are no whole number of {dtype} elements",
+                slice.bytes()
+            ),
         )
         .in_call(call)
         .at_rank(self.rank()))
@@ -504,6 +597,28 @@ fn separate<'a, T: Element>(input: &'a [T], output: &'a mut [T]) -> Buffers<'a> 
         input: bytemuck::cast_slice(input),
         output: bytemuck::cast_slice_mut(output),
     }
+}
+
+/// Buffers are exactly as long as the shape says; where a rank has no part in an operation,
+/// anything goes.
+fn check_bytes(shape: &Shape, rank: Rank, input: usize, output: usize) -> Result<()> {
+    for (what, have, need) in [
+        ("input", input, shape.input_bytes(rank)),
+        ("output", output, shape.output_bytes(rank)),
+    ] {
+        let takes_part = need != 0
+            || matches!(
+                shape.operation,
+                Operation::AllReduce | Operation::AllGather | Operation::ReduceScatter
+            );
+        if takes_part && have as u64 != need {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!("{shape}: the {what} of rank {rank} has {need} bytes, {have} were given"),
+            ));
+        }
+    }
+    Ok(())
 }
 
 fn same_memory(a: &Slice, b: &Slice) -> bool {

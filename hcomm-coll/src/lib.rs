@@ -36,5 +36,10 @@
 #![forbid(unsafe_code)]
 
 pub mod algorithms;
+mod bind;
+mod communicator;
 pub mod plan;
+mod planner;
 pub mod verify;
+
+pub use communicator::Communicator;

@@ -31,9 +31,15 @@ const VERIFIED_TASKS: usize = 20_000;
 #[derive(Debug)]
 pub(crate) struct Bound {
     pub(crate) program: Arc<Program>,
-    pub(crate) algorithm: &'static str,
     /// Whether it uses one of the two halves.
     pub(crate) takes_half: bool,
+}
+
+impl Bound {
+    /// Whether this rank has nothing to do.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.program.threads.iter().all(Vec::is_empty)
+    }
 }
 
 /// What a communicator has planned so far.
@@ -51,12 +57,14 @@ impl Planner {
     pub(crate) fn force(&mut self, name: Option<&str>) -> Result<()> {
         self.forced = name
             .map(|name| {
-                algorithms::by_name(name).map(Algorithm::name).ok_or_else(|| {
-                    let known: Vec<&str> =
-                        algorithms::algorithms().iter().map(|a| a.name()).collect();
-                    Error::new(ErrorKind::InvalidArgument, format!("no algorithm `{name}`"))
-                        .hint(format!("known: {}", known.join(", ")))
-                })
+                algorithms::by_name(name)
+                    .map(Algorithm::name)
+                    .ok_or_else(|| {
+                        let known: Vec<&str> =
+                            algorithms::algorithms().iter().map(|a| a.name()).collect();
+                        Error::new(ErrorKind::InvalidArgument, format!("no algorithm `{name}`"))
+                            .hint(format!("known: {}", known.join(", ")))
+                    })
             })
             .transpose()?;
         Ok(())
@@ -77,7 +85,10 @@ impl Planner {
         match shape.operation {
             Operation::Barrier | Operation::SendRecv { .. } => {
                 algorithms::by_name(rule(shape, params)).ok_or_else(|| {
-                    Error::new(ErrorKind::Internal, "the rule names an algorithm that is not there")
+                    Error::new(
+                        ErrorKind::Internal,
+                        "the rule names an algorithm that is not there",
+                    )
                 })
             }
             operation => Err(Error::new(
@@ -100,7 +111,11 @@ impl Planner {
         }
         let bound = Arc::new(self.bind(shape, membership)?);
         if self.bound.len() >= KEPT {
-            let oldest = self.bound.iter().min_by_key(|(_, (_, used))| *used).map(|(key, _)| *key);
+            let oldest = self
+                .bound
+                .iter()
+                .min_by_key(|(_, (_, used))| *used)
+                .map(|(key, _)| *key);
             oldest.map(|key| self.bound.remove(&key));
         }
         self.bound.insert(key, (Arc::clone(&bound), self.uses));
@@ -110,9 +125,15 @@ impl Planner {
     fn bind(&self, shape: &Shape, membership: &Membership) -> Result<Bound> {
         let layout = membership.layout();
         let point_to_point = matches!(shape.operation, Operation::SendRecv { .. });
-        let scratch_bytes =
-            if point_to_point { layout.inbox_bytes() } else { layout.half_bytes() };
-        let params = Params { scratch_bytes, slice_bytes: SLICE_BYTES };
+        let scratch_bytes = if point_to_point {
+            layout.inbox_bytes()
+        } else {
+            layout.half_bytes()
+        };
+        let params = Params {
+            scratch_bytes,
+            slice_bytes: SLICE_BYTES,
+        };
         let algorithm = self.choose(shape, &params)?;
         let plan = algorithm
             .plan_rank(shape, &params, membership.rank())
@@ -134,7 +155,6 @@ impl Planner {
         let takes_half = !point_to_point && plan.task_count() > 0;
         Ok(Bound {
             program: Arc::new(bind::bind(&plan, shape, membership)?),
-            algorithm: algorithm.name(),
             takes_half,
         })
     }

@@ -1,1 +1,44 @@
 //! Bootstrap, membership, endpoints, memory, channels.
+
+#![forbid(unsafe_code)]
+
+mod bootstrap;
+mod codec;
+mod dial;
+mod door;
+#[cfg(test)]
+mod fake_network;
+mod frame;
+mod job_key;
+mod launch;
+mod machine;
+mod net;
+mod outside;
+mod root_info;
+mod settings;
+mod wire;
+mod mesh;
+mod membership;
+mod link_setup;
+mod layout;
+mod joining;
+mod health;
+mod group;
+mod endpoint;
+
+pub use bootstrap::{Bootstrap, LIBRARY_VERSION, Member, Roster, Step};
+pub use frame::PROTOCOL_VERSION;
+pub use job_key::{JobKey, SessionId};
+pub use launch::{Identity, Launcher, ParseRootError, RootAddress};
+pub use machine::{Machine, drive, drive_all};
+pub use mesh::{LinkState, MAX_MESSAGE_BYTES, Mesh, MeshListener};
+pub use net::{Listener, Network, Stream, TcpNetwork};
+pub use outside::{Outside, Random, SystemRandom};
+pub use root_info::{ParseRootInfoError, RootInfo, RootListener};
+pub use settings::{DEFAULT_BUFFER_BYTES, Settings, VARIABLES, Variable};
+
+pub use health::Blocking;
+pub use joining::{allowed, local_graph};
+pub use layout::{Layout, MIN_BUFFER_BYTES, Notifies};
+pub use link_setup::{LinkStep, PeerLink, RemoteMemory};
+pub use membership::{Aborter, Membership};

@@ -138,6 +138,12 @@ impl Region {
         &self.0.device
     }
 
+    /// Whether it is the same region.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     /// Whether it was allocated by the device, not brought by the user.
     #[must_use]
     pub fn is_allocated(&self) -> bool {

@@ -1,0 +1,466 @@
+//! Start-up: how ranks that know only one address come to know each other.
+//!
+//! Rank 0 listens. The others connect, prove the key of the job and say who they are. Rank 0
+//! compares, tells everybody who is still missing, and at last sends the list of all ranks; when
+//! all have it, all go on. Whatever goes wrong is told to everybody in the same words.
+
+mod join;
+mod member;
+mod root;
+mod verdict;
+
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Once;
+use std::task::Poll;
+use std::time::Duration;
+
+use hcomm_transport::Interest;
+use hcomm_types::{Deadline, Error, ErrorKind, Nanos, Rank, Result};
+
+pub use member::{LIBRARY_VERSION, Member, Roster};
+
+use crate::dial::{Problem, Target};
+use crate::frame::FrameType;
+use crate::job_key::{JobKey, SessionId};
+use crate::launch::RootAddress;
+use crate::machine::Machine;
+use crate::net::{Listener, any_address};
+use crate::outside::Outside;
+use crate::root_info::{RootInfo, RootListener};
+use join::{Join, Whereabouts};
+use root::Root;
+
+/// How far a communicator is on its way up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Step {
+    /// Finding each other and comparing who is who.
+    Handshake,
+    /// Learning what every rank knows about itself.
+    Topology,
+    /// Choosing links.
+    Paths,
+    /// Taking memory and making channels.
+    Resources,
+    /// Up.
+    Ready,
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Handshake => "handshake",
+            Self::Topology => "topology",
+            Self::Paths => "paths",
+            Self::Resources => "resources",
+            Self::Ready => "ready",
+        })
+    }
+}
+
+/// How long a taken port may keep us from knowing by whom.
+const PROBE: Duration = Duration::from_secs(3);
+
+/// Start-up of one rank, as a machine that ends with the list of all ranks.
+pub struct Bootstrap {
+    role: Role,
+    step: Step,
+}
+
+enum Role {
+    Root(Box<Root>),
+    Join(Box<Join>),
+    Probe(Box<Probe>),
+}
+
+/// Rank 0 has found its port taken, and looks by whom.
+struct Probe {
+    outside: Outside,
+    address: RootAddress,
+    key: JobKey,
+    member: Member,
+    timeout: Duration,
+    started: Nanos,
+    until: Nanos,
+    join: Join,
+}
+
+impl Bootstrap {
+    /// Rank 0 with a listener whose root info the others have.
+    ///
+    /// # Errors
+    /// The member cannot be a root, or says too much about itself.
+    pub fn root(
+        outside: Outside,
+        listener: RootListener,
+        member: Member,
+        timeout: Duration,
+        now: Nanos,
+    ) -> Result<Self> {
+        check(&member, true)?;
+        let (listener, info) = listener.into_parts();
+        let root = Root::new(
+            outside,
+            listener,
+            info.key().clone(),
+            info.session(),
+            member,
+            timeout,
+            now,
+        );
+        Ok(Self::with(Role::Root(Box::new(root))))
+    }
+
+    /// Rank 0 at an address that all ranks were told. Without a key, one that everybody knows is
+    /// used.
+    ///
+    /// When the port is taken, this looks by whom: another rank 0 of the same job learns of us,
+    /// and both fail with the same words; anything else is an error at once.
+    ///
+    /// # Errors
+    /// The address cannot be listened at; the member cannot be a root, or says too much about
+    /// itself.
+    pub fn root_at(
+        outside: Outside,
+        address: &RootAddress,
+        key: Option<JobKey>,
+        member: Member,
+        timeout: Duration,
+        now: Nanos,
+    ) -> Result<Self> {
+        check(&member, true)?;
+        let key = key.unwrap_or_else(|| public_key(address));
+        let role = match listen(&outside, address) {
+            Ok(listener) => root_role(outside, listener, key, member, timeout, now),
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+                tracing::debug!(%address, "the root's port is taken: looking by whom");
+                let whereabouts = Whereabouts {
+                    target: Target::Named(address.clone()),
+                    key: key.clone(),
+                    session: None,
+                };
+                let join = Join::new(outside.clone(), whereabouts, member.clone(), timeout, now)
+                    .with_patience(PROBE);
+                Role::Probe(Box::new(Probe {
+                    outside,
+                    address: address.clone(),
+                    key,
+                    member,
+                    timeout,
+                    started: now,
+                    until: now + PROBE,
+                    join,
+                }))
+            }
+            Err(error) => return Err(root::cannot_listen(member.rank, address, error)),
+        };
+        Ok(Self::with(role))
+    }
+
+    /// Any other rank, with the root info of rank 0.
+    ///
+    /// # Errors
+    /// The member says too much about itself.
+    pub fn join(
+        outside: Outside,
+        info: &RootInfo,
+        member: Member,
+        timeout: Duration,
+        now: Nanos,
+    ) -> Result<Self> {
+        check(&member, false)?;
+        let whereabouts = Whereabouts {
+            target: Target::Fixed(info.addresses().to_vec()),
+            key: info.key().clone(),
+            session: Some(info.session()),
+        };
+        let join = Join::new(outside, whereabouts, member, timeout, now);
+        Ok(Self::with(Role::Join(Box::new(join))))
+    }
+
+    /// Any other rank, with the address where rank 0 listens or will listen. Without a key, one
+    /// that everybody knows is used.
+    ///
+    /// # Errors
+    /// The member says too much about itself.
+    pub fn join_at(
+        outside: Outside,
+        address: &RootAddress,
+        key: Option<JobKey>,
+        member: Member,
+        timeout: Duration,
+        now: Nanos,
+    ) -> Result<Self> {
+        check(&member, false)?;
+        let whereabouts = Whereabouts {
+            target: Target::Named(address.clone()),
+            key: key.unwrap_or_else(|| public_key(address)),
+            session: None,
+        };
+        let join = Join::new(outside, whereabouts, member, timeout, now);
+        Ok(Self::with(Role::Join(Box::new(join))))
+    }
+
+    /// How far it is: handshake, then topology. The layers above do the rest.
+    #[must_use]
+    pub const fn step(&self) -> Step {
+        self.step
+    }
+
+    fn with(role: Role) -> Self {
+        Self {
+            role,
+            step: Step::Handshake,
+        }
+    }
+
+    fn poll_probe(&mut self, now: Nanos) -> Poll<Result<Roster>> {
+        let Role::Probe(probe) = &mut self.role else {
+            return Poll::Pending;
+        };
+        let ended = probe.join.poll(now);
+        if probe.join.is_welcome() && ended.is_pending() {
+            // A root of our own job: it will tell what is wrong.
+            return Poll::Pending;
+        }
+        let taken = match (ended, probe.join.problem()) {
+            (Poll::Ready(Ok(_)), _) => Some("it took us for one of its ranks".to_owned()),
+            (Poll::Ready(Err(error)), _) if error.kind() == ErrorKind::Refused => {
+                Some("the root of another job listens there: its key differs".to_owned())
+            }
+            (Poll::Ready(Err(error)), _) => return Poll::Ready(Err(error)),
+            (
+                Poll::Pending,
+                problem @ (Problem::Foreign(_) | Problem::Silent(_) | Problem::Ended),
+            ) => Some(problem.to_string()),
+            (Poll::Pending, Problem::NobodyListens) => {
+                // It has left by now, or was only a connection that used the port.
+                if let Ok(listener) = listen(&probe.outside, &probe.address) {
+                    self.role = root_role(
+                        probe.outside.clone(),
+                        listener,
+                        probe.key.clone(),
+                        probe.member.clone(),
+                        probe.timeout,
+                        probe.started,
+                    );
+                    return self.poll(now);
+                }
+                None
+            }
+            (Poll::Pending, _) => None,
+        };
+        let taken = match taken {
+            Some(taken) => taken,
+            None if now >= probe.until => probe.join.describe(now),
+            None => return Poll::Pending,
+        };
+        Poll::Ready(Err(Error::new(
+            ErrorKind::System,
+            format!(
+                "rank {} cannot listen at {}, because the port is taken: {taken}",
+                probe.member.rank, probe.address
+            ),
+        )
+        .at_rank(probe.member.rank)
+        .blame_rank(probe.member.rank)
+        .after(now.since(probe.started))
+        .hint("choose a free port with HCOMM_ROOT=host:port or MASTER_PORT; `ss -ltnp` shows who holds it")))
+    }
+}
+
+impl Machine for Bootstrap {
+    type Output = Roster;
+
+    fn poll(&mut self, now: Nanos) -> Poll<Result<Roster>> {
+        let result = match &mut self.role {
+            Role::Root(root) => root.poll(now),
+            Role::Join(join) => join.poll(now),
+            Role::Probe(_) => return self.poll_probe(now),
+        };
+        self.step = match &self.role {
+            Role::Root(root) => root.step(),
+            Role::Join(join) => join.step(),
+            Role::Probe(_) => Step::Handshake,
+        };
+        result
+    }
+
+    fn interests<'a>(&'a self, wanted: &mut Vec<Interest<'a>>) {
+        match &self.role {
+            Role::Root(root) => root.interests(wanted),
+            Role::Join(join) => join.interests(wanted),
+            Role::Probe(probe) => probe.join.interests(wanted),
+        }
+    }
+
+    fn next_wake(&self) -> Deadline {
+        match &self.role {
+            Role::Root(root) => root.next_wake(),
+            Role::Join(join) => join.next_wake(),
+            Role::Probe(probe) if probe.join.is_welcome() => probe.join.next_wake(),
+            Role::Probe(probe) => probe.join.next_wake().earlier(Deadline::at(probe.until)),
+        }
+    }
+}
+
+impl fmt::Debug for Bootstrap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Bootstrap")
+            .field("step", &self.step)
+            .finish_non_exhaustive()
+    }
+}
+
+fn root_role(
+    outside: Outside,
+    listener: Box<dyn Listener>,
+    key: JobKey,
+    member: Member,
+    timeout: Duration,
+    now: Nanos,
+) -> Role {
+    tracing::debug!(local = %listener.local_addr(), "the root listens");
+    let session = SessionId::random(&*outside.random);
+    Role::Root(Box::new(Root::new(
+        outside, listener, key, session, member, timeout, now,
+    )))
+}
+
+/// Listens at the address itself if that is one of this host; for a name, or an address that is
+/// translated on the way to us, at all addresses.
+fn listen(outside: &Outside, address: &RootAddress) -> io::Result<Box<dyn Listener>> {
+    let network = &outside.network;
+    if let Some(ip) = address.ip() {
+        return match network.listen(SocketAddr::new(ip, address.port())) {
+            Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => {
+                network.listen(SocketAddr::new(any_address(ip), address.port()))
+            }
+            other => other,
+        };
+    }
+    // A name means different addresses to different hosts; its own host often calls it 127.0.1.1.
+    let resolved = network.resolve(address.host(), address.port())?;
+    let like = resolved.first().ok_or_else(|| {
+        io::Error::new(
+            io::ErrorKind::NotFound,
+            format!("{} has no address", address.host()),
+        )
+    })?;
+    network.listen(SocketAddr::new(any_address(like.ip()), address.port()))
+}
+
+/// The key that everybody knows, with one warning a process where strangers could reach us.
+fn public_key(address: &RootAddress) -> JobKey {
+    static WARNED: Once = Once::new();
+    let local = address.host() == "localhost" || address.ip().is_some_and(|ip| ip.is_loopback());
+    if !local {
+        WARNED.call_once(|| {
+            tracing::warn!(
+                %address,
+                "no job key is set: whoever reaches the root's port can join the job; set HCOMM_JOB_KEY or HCOMM_JOB_KEY_FILE"
+            );
+        });
+    }
+    JobKey::public()
+}
+
+fn check(member: &Member, is_root: bool) -> Result<()> {
+    let invalid = |detail: String| {
+        Err(Error::new(ErrorKind::InvalidArgument, detail)
+            .at_rank(member.rank)
+            .in_call("bootstrap"))
+    };
+    if member.rank.0 >= member.size {
+        return invalid(format!(
+            "rank {} is not one of {} ranks",
+            member.rank, member.size
+        ));
+    }
+    if is_root != (member.rank == Rank(0)) {
+        return invalid(format!(
+            "rank {} {} the root: rank 0 is",
+            member.rank,
+            if is_root { "cannot be" } else { "must be" }
+        ));
+    }
+    let hello = member::Hello {
+        attempt: 0,
+        member: member.clone(),
+    };
+    let length = hello.encode().len();
+    let limit = FrameType::Hello.limit();
+    if length > limit {
+        return Err(Error::new(
+            ErrorKind::LimitReached,
+            format!(
+                "rank {} has {length} bytes to say about itself; the limit is {limit}",
+                member.rank
+            ),
+        )
+        .at_rank(member.rank));
+    }
+    Ok(())
+}
+
+/// When the steps began; told when start-up was slow.
+#[derive(Debug)]
+struct Times {
+    started: Nanos,
+    topology: Option<Nanos>,
+    last: Option<(Nanos, Rank)>,
+}
+
+/// Start-up that takes longer says where the time went.
+const SLOW: Duration = Duration::from_secs(10);
+
+impl Times {
+    const fn new(now: Nanos) -> Self {
+        Self {
+            started: now,
+            topology: None,
+            last: None,
+        }
+    }
+
+    fn enter(&mut self, now: Nanos, step: Step) {
+        if step == Step::Topology {
+            self.topology.get_or_insert(now);
+        }
+    }
+
+    /// The rank that joined last.
+    const fn note_last(&mut self, now: Nanos, rank: Rank) {
+        self.last = Some((now, rank));
+    }
+
+    /// The line to tell, if it was slow.
+    fn describe(&self, now: Nanos) -> Option<String> {
+        let whole = now.since(self.started);
+        if whole <= SLOW {
+            return None;
+        }
+        let topology = self.topology.unwrap_or(now);
+        let mut line = format!(
+            "start-up took {:.1} s: handshake {:.1} s",
+            whole.as_secs_f64(),
+            topology.since(self.started).as_secs_f64()
+        );
+        if let Some((when, rank)) = self.last {
+            let after = when.since(self.started).as_secs_f64();
+            line += &format!(" (rank {rank} came last, after {after:.1} s)");
+        }
+        line += &format!(", topology {:.1} s", now.since(topology).as_secs_f64());
+        Some(line)
+    }
+
+    fn finish(&self, now: Nanos, rank: Rank, size: u32) {
+        if let Some(line) = self.describe(now) {
+            tracing::warn!(%rank, size, "{line}");
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! What this process offers to others: its host, and the devices of its transports as endpoints.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use hcomm_topo::{EndpointFacts, HostFacts, LiveSystem, RankFacts, Reach, discover};
+use hcomm_transport::{Capabilities, Device, DeviceInfo, Transports};
+use hcomm_types::{Error, ErrorKind, Location, ProcessId, Rank, Result};
+use serde::{Deserialize, Serialize};
+
+/// What a rank tells the others at start-up, besides what bootstrap itself needs.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Facts {
+    /// For the rank graph.
+    pub(crate) rank: RankFacts,
+    /// Inode of the PID namespace: process numbers mean the same where it is the same.
+    pub(crate) pid_namespace: Option<u64>,
+}
+
+impl Facts {
+    pub(crate) fn encode(&self) -> Result<Vec<u8>> {
+        serde_json::to_vec(self)
+            .map_err(|error| Error::new(ErrorKind::Internal, format!("facts as JSON: {error}")))
+    }
+
+    pub(crate) fn decode(rank: Rank, bytes: &[u8]) -> Result<Self> {
+        serde_json::from_slice(bytes).map_err(|error| {
+            Error::new(
+                ErrorKind::Mismatch,
+                format!("rank {rank} sent facts that are none: {error}"),
+            )
+            .blame_rank(rank)
+            .hint("do all ranks run the same build?")
+        })
+    }
+}
+
+/// The devices of this process's transports, and those of them that are open.
+#[derive(Debug)]
+pub(crate) struct Endpoints {
+    infos: Vec<DeviceInfo>,
+    open: Mutex<HashMap<usize, Device>>,
+}
+
+impl Endpoints {
+    /// All devices of all transports in use.
+    pub(crate) fn list(transports: &Transports) -> Result<Self> {
+        let mut infos = Vec::new();
+        for plugin in transports.used() {
+            infos.extend(plugin.devices()?);
+        }
+        Ok(Self {
+            infos,
+            open: Mutex::new(HashMap::new()),
+        })
+    }
+
+    /// The facts about each, in the order of their numbers.
+    pub(crate) fn facts(&self) -> Vec<EndpointFacts> {
+        self.infos
+            .iter()
+            .map(|info| EndpointFacts {
+                protocol: info.protocol,
+                address: info.address.clone(),
+                location: Location::Host,
+                reach: reach(info.capabilities),
+                latency_ns: info.latency_ns,
+                bytes_per_s: info.bytes_per_s,
+                transport: info.plugin.name().to_owned(),
+                device: info.name.clone(),
+            })
+            .collect()
+    }
+
+    /// The device of an endpoint, opened at first use.
+    pub(crate) fn device(&self, endpoint: usize) -> Result<Device> {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(device) = open.get(&endpoint) {
+            return Ok(device.clone());
+        }
+        let info = self.infos.get(endpoint).ok_or_else(|| {
+            Error::new(
+                ErrorKind::Internal,
+                format!("no endpoint {endpoint} of this rank"),
+            )
+        })?;
+        let device = info.open()?;
+        open.insert(endpoint, device.clone());
+        Ok(device)
+    }
+
+    /// The device that the communicator buffer and other memory is allocated on when nothing else
+    /// is said: of those that allocate, the one that can map, with the smallest latency.
+    pub(crate) fn memory_device(&self) -> Result<Device> {
+        let best = self
+            .infos
+            .iter()
+            .enumerate()
+            .filter(|(_, info)| info.capabilities.contains(Capabilities::ALLOCATE))
+            // What reaches other processes serves ranks of one process, too.
+            .min_by_key(|(_, info)| {
+                (
+                    !info.capabilities.contains(Capabilities::MAP),
+                    reach(info.capabilities) == Reach::Process,
+                    info.latency_ns,
+                )
+            })
+            .map(|(number, _)| number);
+        let number = best.ok_or_else(|| {
+            Error::new(
+                ErrorKind::Unsupported,
+                "no transport in use allocates memory",
+            )
+            .hint("see `hcomm transports` for what was refused and why")
+        })?;
+        self.device(number)
+    }
+
+    /// The devices that are open.
+    pub(crate) fn open(&self) -> Vec<Device> {
+        self.open
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .values()
+            .cloned()
+            .collect()
+    }
+}
+
+/// How far a device reaches, from what it promises.
+fn reach(capabilities: Capabilities) -> Reach {
+    if capabilities.contains(Capabilities::CROSS_HOST) {
+        Reach::Network
+    } else if capabilities.contains(Capabilities::CROSS_PROCESS) {
+        Reach::Host
+    } else {
+        Reach::Process
+    }
+}
+
+/// This process: its number and a token drawn once.
+pub(crate) fn this_process() -> ProcessId {
+    static TOKEN: OnceLock<u64> = OnceLock::new();
+    let token = *TOKEN.get_or_init(|| {
+        let mut bytes = [0; 8];
+        getrandom::fill(&mut bytes).expect("the operating system gives random bytes");
+        u64::from_ne_bytes(bytes)
+    });
+    ProcessId {
+        pid: std::process::id(),
+        token,
+    }
+}
+
+/// This host, discovered once a process.
+pub(crate) fn this_host() -> Result<Arc<HostFacts>> {
+    static HOST: OnceLock<Arc<HostFacts>> = OnceLock::new();
+    if let Some(host) = HOST.get() {
+        return Ok(Arc::clone(host));
+    }
+    let host = Arc::new(discover(&LiveSystem)?);
+    Ok(Arc::clone(HOST.get_or_init(|| host)))
+}
+
+/// Inode of this process's PID namespace.
+pub(crate) fn pid_namespace() -> Option<u64> {
+    rustix::fs::stat("/proc/self/ns/pid")
+        .ok()
+        .map(|stat| stat.st_ino)
+}

@@ -1,0 +1,122 @@
+//! Ranks of one process that were made together, and the OS threads that hold them.
+//!
+//! A blocking collective on an OS thread that also holds other ranks of the communicator can never
+//! end: they would have to be driven by the thread that is blocked. Moving a communicator to
+//! another thread leaves no trace until it is used there, so the check knows two degrees. A rank
+//! that was last *used* on this thread makes the call fail at once. A rank that was made here and
+//! has not been used at all may be on its way to another thread; it makes the call fail only after
+//! [`PATIENCE`].
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use hcomm_types::{Error, ErrorKind, Rank, Result};
+
+/// How long a blocking call waits for ranks that were made on its thread and never used.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The ranks of one `init_all`.
+#[derive(Debug)]
+pub(crate) struct Group {
+    made_on: u64,
+    /// By rank: the OS thread that used it last, or 0.
+    used_on: Vec<AtomicU64>,
+}
+
+impl Group {
+    /// A group of `size` ranks, made on this thread.
+    pub(crate) fn new(size: u32) -> Self {
+        Self {
+            made_on: this_thread(),
+            used_on: (0..size).map(|_| AtomicU64::new(0)).collect(),
+        }
+    }
+
+    /// Notes that a rank is used on this thread.
+    pub(crate) fn used_here(&self, rank: Rank) {
+        if let Some(used_on) = self.used_on.get(rank.index()) {
+            used_on.store(this_thread(), Ordering::Relaxed);
+        }
+    }
+
+    /// Whether a rank that is blocked on this thread since `blocked` waits for its own thread.
+    ///
+    /// # Errors
+    /// `WouldDeadlock`, with the ranks.
+    pub(crate) fn check(&self, rank: Rank, blocked: Duration) -> Result<()> {
+        let here = this_thread();
+        let held: Vec<Rank> = self
+            .used_on
+            .iter()
+            .enumerate()
+            .filter(|&(other, used_on)| {
+                other != rank.index()
+                    && match used_on.load(Ordering::Relaxed) {
+                        0 => self.made_on == here && blocked >= PATIENCE,
+                        used_on => used_on == here,
+                    }
+            })
+            .map(|(other, _)| Rank::from_index(other))
+            .collect();
+        if held.is_empty() {
+            return Ok(());
+        }
+        let names: Vec<String> = held.iter().map(ToString::to_string).collect();
+        Err(Error::new(
+            ErrorKind::WouldDeadlock,
+            format!(
+                "this OS thread also holds rank {} of the communicator",
+                names.join(", ")
+            ),
+        )
+        .hint("use the `…_on` form for ranks that share an OS thread, or give each a thread"))
+    }
+}
+
+/// Number of this OS thread, never reused.
+fn this_thread() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    thread_local! {
+        static NUMBER: Cell<u64> = const { Cell::new(0) };
+    }
+    NUMBER.with(|number| {
+        if number.get() == 0 {
+            number.set(NEXT.fetch_add(1, Ordering::Relaxed));
+        }
+        number.get()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_used_here_deadlock_at_once_and_unused_ones_after_patience() {
+        let group = Group::new(3);
+        group.used_here(Rank(0));
+        assert!(group.check(Rank(0), Duration::ZERO).is_ok());
+        let error = group.check(Rank(0), PATIENCE).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::WouldDeadlock);
+        assert!(error.to_string().contains("rank 1, 2"), "{error}");
+        group.used_here(Rank(2));
+        assert!(
+            group
+                .check(Rank(0), Duration::ZERO)
+                .unwrap_err()
+                .to_string()
+                .contains("rank 2")
+        );
+    }
+
+    #[test]
+    fn ranks_on_other_threads_do_not_count() {
+        let group = Group::new(2);
+        group.used_here(Rank(0));
+        std::thread::scope(|scope| {
+            scope.spawn(|| group.used_here(Rank(1)));
+        });
+        assert!(group.check(Rank(0), PATIENCE * 2).is_ok());
+    }
+}

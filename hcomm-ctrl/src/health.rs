@@ -1,0 +1,293 @@
+//! Who still lives: the data plane asks after each sleep.
+//!
+//! Three sources, from the surest to the widest. A pidfd of each process of this host tells of its
+//! end at once, whatever it was doing. A control link tells what a peer said last: that it gives
+//! up and because of whom, or that it leaves in good order; and its end without a word is a loss.
+//! The channel itself is asked by the data plane.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use hcomm_data::Peers;
+use hcomm_topo::RankFacts;
+use hcomm_transport::Waiter;
+use hcomm_types::{Error, ErrorKind, Nanos, Rank, Result};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use crate::endpoint::{Facts, pid_namespace, this_process};
+use crate::group::Group;
+use crate::mesh::{LinkState, Mesh};
+
+/// What is known about the peers of one rank.
+pub(crate) struct Health {
+    rank: Rank,
+    facts: Vec<Facts>,
+    /// Processes of this host other than our own, each with its ranks.
+    watched: Mutex<Vec<Watched>>,
+    mesh: Arc<Mutex<Mesh>>,
+    waiter: Arc<dyn Waiter>,
+    group: Option<Arc<Group>>,
+    /// When the blocking call under way began, plus one; 0 if there is none.
+    blocked_since: AtomicU64,
+    closed: AtomicBool,
+}
+
+struct Watched {
+    pidfd: OwnedFd,
+    ranks: Vec<Rank>,
+}
+
+impl Health {
+    pub(crate) fn new(
+        rank: Rank,
+        facts: Vec<Facts>,
+        mesh: Arc<Mutex<Mesh>>,
+        waiter: Arc<dyn Waiter>,
+        group: Option<Arc<Group>>,
+    ) -> Self {
+        let watched = Mutex::new(watch(rank, &facts));
+        Self {
+            rank,
+            facts,
+            watched,
+            mesh,
+            waiter,
+            group,
+            blocked_since: AtomicU64::new(0),
+            closed: AtomicBool::new(false),
+        }
+    }
+
+    /// A rank in words: number, host, process.
+    pub(crate) fn describe(&self, rank: Rank) -> String {
+        self.facts.get(rank.index()).map_or_else(
+            || format!("rank {rank}"),
+            |facts| {
+                let RankFacts { process, host, .. } = &facts.rank;
+                format!("rank {rank} (process {} on {})", process.pid, host.name)
+            },
+        )
+    }
+
+    /// Marks a blocking call for as long as the guard lives.
+    pub(crate) fn blocking(self: &Arc<Self>) -> Blocking {
+        if let Some(group) = &self.group {
+            group.used_here(self.rank);
+        }
+        self.blocked_since
+            .store(self.waiter.now().0 + 1, Ordering::Relaxed);
+        Blocking(Arc::clone(self))
+    }
+
+    /// No more news are wanted.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::Relaxed);
+        self.watched
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clear();
+    }
+
+    /// Ranks whose processes have ended.
+    fn ended(&self) -> Vec<Rank> {
+        let watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        if watched.is_empty() {
+            return Vec::new();
+        }
+        let mut fds: Vec<PollFd<'_>> = watched
+            .iter()
+            .map(|process| PollFd::from_borrowed_fd(process.pidfd.as_fd(), PollFlags::IN))
+            .collect();
+        // Without a wait this cannot fail but for a signal, and then the next look tells.
+        match poll(
+            &mut fds,
+            Some(&Timespec {
+                tv_sec: 0,
+                tv_nsec: 0,
+            }),
+        ) {
+            Ok(1..) => {}
+            _ => return Vec::new(),
+        }
+        fds.iter()
+            .zip(watched.iter())
+            .filter(|(fd, _)| !fd.revents().is_empty())
+            .flat_map(|(_, process)| process.ranks.iter().copied())
+            .collect()
+    }
+
+    fn news(&self) -> Result<()> {
+        let ended = self.ended();
+        // Whoever holds the mesh at this moment will look at the same news.
+        let Ok(mut mesh) = self.mesh.try_lock() else {
+            return Ok(());
+        };
+        mesh.poll(self.waiter.now())?;
+        let mut lost = Vec::new();
+        for peer in (0..)
+            .map(Rank)
+            .take(self.facts.len())
+            .filter(|&peer| peer != self.rank)
+        {
+            match mesh.state(peer) {
+                LinkState::Aborted { culprits, text } => {
+                    return Err(self.gave_up(peer, culprits, text));
+                }
+                LinkState::Closed => {}
+                LinkState::Lost { .. } => lost.push(peer),
+                LinkState::NotAsked | LinkState::Connecting | LinkState::Up => {
+                    if ended.contains(&peer) {
+                        lost.push(peer);
+                    }
+                }
+            }
+        }
+        if lost.is_empty() {
+            Ok(())
+        } else {
+            Err(self.loss(&lost))
+        }
+    }
+
+    fn loss(&self, lost: &[Rank]) -> Error {
+        let who: Vec<String> = lost.iter().map(|&rank| self.describe(rank)).collect();
+        let verb = if lost.len() == 1 {
+            "has ended"
+        } else {
+            "have ended"
+        };
+        let error = Error::new(
+            ErrorKind::PeerLost,
+            format!("{} {verb} without leaving the communicator", who.join(", ")),
+        )
+        .hint("look at the output of that rank for the cause");
+        lost.iter()
+            .fold(error, |error, &rank| error.blame_rank(rank))
+    }
+
+    fn gave_up(&self, peer: Rank, culprits: &[Rank], text: &str) -> Error {
+        let kind = if culprits.is_empty() {
+            ErrorKind::Aborted
+        } else {
+            ErrorKind::PeerLost
+        };
+        let error = Error::new(kind, format!("{} gave up: {text}", self.describe(peer)));
+        if culprits.is_empty() {
+            error.blame_rank(peer)
+        } else {
+            culprits
+                .iter()
+                .fold(error, |error, &rank| error.blame_rank(rank))
+        }
+    }
+
+    fn would_deadlock(&self) -> Result<()> {
+        let (Some(group), since) = (&self.group, self.blocked_since.load(Ordering::Relaxed)) else {
+            return Ok(());
+        };
+        if since == 0 {
+            return Ok(());
+        }
+        group.check(self.rank, self.waiter.now().since(Nanos(since - 1)))
+    }
+}
+
+impl Peers for Health {
+    fn check(&self) -> Result<()> {
+        if self.closed.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        self.news()?;
+        self.would_deadlock()
+    }
+
+    fn explain(&self, label: u32, error: Error) -> Error {
+        let peer = Rank(label);
+        // The control plane may know more than the channel saw.
+        if let Err(news) = self.news() {
+            return news;
+        }
+        let error = match error.kind() {
+            ErrorKind::PeerLost => {
+                let left = self
+                    .mesh
+                    .try_lock()
+                    .is_ok_and(|mesh| matches!(mesh.state(peer), LinkState::Closed));
+                let what = if left {
+                    "has left the communicator"
+                } else {
+                    "is gone"
+                };
+                Error::new(
+                    ErrorKind::PeerLost,
+                    format!("{} {what} ({})", self.describe(peer), error.detail()),
+                )
+                .hint("look at the output of that rank for the cause")
+            }
+            _ => {
+                let detail = format!("{} [{}]", error.detail(), self.describe(peer));
+                Error::new(error.kind(), detail).with_source(error)
+            }
+        };
+        error.blame_rank(peer)
+    }
+}
+
+impl fmt::Debug for Health {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Health")
+            .field("rank", &self.rank)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A blocking call under way.
+#[derive(Debug)]
+pub struct Blocking(Arc<Health>);
+
+impl Drop for Blocking {
+    fn drop(&mut self) {
+        self.0.blocked_since.store(0, Ordering::Relaxed);
+    }
+}
+
+/// A pidfd for each other process of this host whose number means here what it means there.
+fn watch(rank: Rank, facts: &[Facts]) -> Vec<Watched> {
+    let Some(mine) = facts.get(rank.index()) else {
+        return Vec::new();
+    };
+    let namespace = pid_namespace();
+    let mut ranks = HashMap::<u64, Vec<Rank>>::new();
+    let mut processes = Vec::new();
+    for facts in facts {
+        let process = facts.rank.process;
+        if facts.rank.host.id != mine.rank.host.id
+            || namespace.is_none()
+            || facts.pid_namespace != namespace
+            || process.token == this_process().token
+        {
+            continue;
+        }
+        let members = ranks.entry(process.token).or_default();
+        if members.is_empty() {
+            processes.push(process);
+        }
+        members.push(facts.rank.rank);
+    }
+    processes
+        .into_iter()
+        .filter_map(|process| {
+            let pid = i32::try_from(process.pid).ok().and_then(Pid::from_raw)?;
+            // Ended already: its control link will tell. No pidfds here: the same.
+            let pidfd = pidfd_open(pid, PidfdFlags::empty()).ok()?;
+            Some(Watched {
+                pidfd,
+                ranks: ranks.remove(&process.token).unwrap_or_default(),
+            })
+        })
+        .collect()
+}

@@ -1,0 +1,429 @@
+//! From a rank alone to a member: the four steps of start-up as one machine.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::{Arc, Mutex};
+use std::task::Poll;
+
+use hcomm_data::{Domain, Engine, Slice, Thread};
+use hcomm_topo::{Allowed, EndpointFacts, RankFacts, RankGraph};
+use hcomm_transport::{Interest, SystemWaiter, Transports, WaitPolicy, Waiter};
+use hcomm_types::{Deadline, Error, ErrorKind, Nanos, Rank, Result};
+
+use crate::bootstrap::{Bootstrap, Member, Roster, Step};
+use crate::endpoint::{Endpoints, Facts, pid_namespace, this_host, this_process};
+use crate::group::Group;
+use crate::health::Health;
+use crate::launch::{Identity, RootAddress};
+use crate::layout::Layout;
+use crate::link_setup::{BUFFER_TAG, Home};
+use crate::machine::{Machine, drive, drive_all};
+use crate::membership::{Linking, Links, Membership, Shared, drive_links};
+use crate::mesh::{Mesh, MeshListener};
+use crate::outside::Outside;
+use crate::root_info::{RootInfo, RootListener};
+use crate::settings::Settings;
+
+/// Up to this many ranks all channels are made at start; above, when they are first needed.
+const EAGER_RANKS: u32 = 64;
+
+impl Membership {
+    /// Joins the ranks that a launcher has started.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for settings that do not fit; `Timeout`, `Mismatch`, `Refused` or
+    /// `PeerLost`, with the ranks and values to blame, on all ranks.
+    pub fn join_launched(
+        identity: &Identity,
+        settings: &Settings,
+        transports: &Transports,
+    ) -> Result<Self> {
+        let address = RootAddress::choose(settings.root(), |name| std::env::var(name).ok())?;
+        let who = Who {
+            rank: identity.rank,
+            size: identity.size,
+            local_rank: identity.local_rank,
+        };
+        let (joining, waiter) = Joining::prepare(who, settings, transports, None)?;
+        joining.start(&waiter, |outside, member, timeout, now| {
+            let key = settings.job_key().cloned();
+            if member.rank == Rank(0) {
+                Bootstrap::root_at(outside, &address, key, member, timeout, now)
+            } else {
+                Bootstrap::join_at(outside, &address, key, member, timeout, now)
+            }
+        })
+    }
+
+    /// Joins with the root info of rank 0.
+    ///
+    /// # Errors
+    /// As [`join_launched`](Self::join_launched).
+    pub fn join_root(
+        info: &RootInfo,
+        rank: Rank,
+        size: u32,
+        settings: &Settings,
+        transports: &Transports,
+    ) -> Result<Self> {
+        let who = Who {
+            rank,
+            size,
+            local_rank: None,
+        };
+        let (joining, waiter) = Joining::prepare(who, settings, transports, None)?;
+        joining.start(&waiter, |outside, member, timeout, now| {
+            Bootstrap::join(outside, info, member, timeout, now)
+        })
+    }
+
+    /// Joins as rank 0, with the listener behind a root info.
+    ///
+    /// # Errors
+    /// As [`join_launched`](Self::join_launched).
+    pub fn serve_root(
+        listener: RootListener,
+        size: u32,
+        settings: &Settings,
+        transports: &Transports,
+    ) -> Result<Self> {
+        let who = Who {
+            rank: Rank(0),
+            size,
+            local_rank: None,
+        };
+        let (joining, waiter) = Joining::prepare(who, settings, transports, None)?;
+        joining.start(&waiter, |outside, member, timeout, now| {
+            Bootstrap::root(outside, listener, member, timeout, now)
+        })
+    }
+
+    /// Makes `size` ranks in this process, driven together by the calling thread.
+    ///
+    /// # Errors
+    /// As [`join_launched`](Self::join_launched).
+    pub fn init_all(size: u32, settings: &Settings, transports: &Transports) -> Result<Vec<Self>> {
+        if size == 0 {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                "a communicator has at least 1 rank",
+            ));
+        }
+        let outside = Outside::system();
+        let loopback = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let listener = RootListener::bind(&outside, settings, loopback, &[])?;
+        let info = listener.info().clone();
+        let mut listener = Some(listener);
+        let group = Arc::new(Group::new(size));
+        let mut machines = Vec::with_capacity(size as usize);
+        let mut waiter = None;
+        for rank in (0..size).map(Rank) {
+            let who = Who {
+                rank,
+                size,
+                local_rank: Some(rank.0),
+            };
+            let (mut joining, its) =
+                Joining::prepare(who, settings, transports, Some(Arc::clone(&group)))?;
+            joining.begin(&its, |outside, member, timeout, now| {
+                match listener.take() {
+                    Some(listener) => Bootstrap::root(outside, listener, member, timeout, now),
+                    None => Bootstrap::join(outside, &info, member, timeout, now),
+                }
+            })?;
+            waiter.get_or_insert(its);
+            machines.push(joining);
+        }
+        let Some(waiter) = waiter else {
+            return Ok(Vec::new());
+        };
+        let mut ranks = Vec::with_capacity(machines.len());
+        for shared in drive_all(&*waiter, &mut machines) {
+            ranks.push(shared?);
+        }
+        let all: Vec<Rank> = (0..size).map(Rank).collect();
+        let mut linkings = ranks
+            .iter()
+            .map(|shared| shared.linking(&all))
+            .collect::<Result<Vec<Linking>>>()?;
+        if let Some(first) = ranks.first() {
+            drive_links(first, &mut linkings)?;
+        }
+        for (shared, linking) in ranks.iter().zip(linkings) {
+            shared.keep(linking);
+        }
+        Ok(ranks.into_iter().map(Self::new).collect())
+    }
+}
+
+/// The graph of `ranks` ranks that would run on this host, each with all endpoints of the
+/// transports: what `hcomm topo` shows without a job.
+///
+/// # Errors
+/// If the host cannot be discovered or a device not be asked.
+pub fn local_graph(ranks: u32, transports: &Transports) -> Result<RankGraph> {
+    let endpoints = Endpoints::list(transports)?.facts();
+    let facts = (0..ranks)
+        .map(|rank| {
+            let mut facts = rank_facts(Rank(rank), rank, endpoints.clone())?;
+            // Ranks of a job are processes of their own.
+            facts.process.pid = facts.process.pid.wrapping_add(rank);
+            facts.process.token = facts.process.token.wrapping_add(rank.into());
+            Ok(facts)
+        })
+        .collect::<Result<_>>()?;
+    Ok(RankGraph::build(facts)?)
+}
+
+/// Which transports the settings allow.
+///
+/// # Errors
+/// `InvalidArgument` if `HCOMM_TRANSPORTS` is not understood.
+pub fn allowed(settings: &Settings) -> Result<Allowed> {
+    settings.transports().map_or(Ok(Allowed::All), |list| {
+        list.parse().map_err(|error| {
+            Error::new(
+                ErrorKind::InvalidArgument,
+                format!("HCOMM_TRANSPORTS=`{list}`: {error}"),
+            )
+        })
+    })
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Who {
+    rank: Rank,
+    size: u32,
+    local_rank: Option<u32>,
+}
+
+/// Start-up of one rank up to the step where channels are made.
+struct Joining {
+    who: Who,
+    settings: Settings,
+    endpoints: Option<Endpoints>,
+    group: Option<Arc<Group>>,
+    outside: Outside,
+    listener: Option<MeshListener>,
+    bootstrap: Option<Bootstrap>,
+    step: Step,
+}
+
+impl Joining {
+    /// Everything that needs no other rank.
+    fn prepare(
+        who: Who,
+        settings: &Settings,
+        transports: &Transports,
+        group: Option<Arc<Group>>,
+    ) -> Result<(Self, Arc<dyn Waiter>)> {
+        // Until the others are known: polite, since they may need the cores to come here.
+        let waiter: Arc<dyn Waiter> = Arc::new(SystemWaiter::new(WaitPolicy::for_load(
+            usize::MAX,
+            cores(),
+        ))?);
+        let outside = Outside::system();
+        let joining = Self {
+            who,
+            settings: settings.clone(),
+            endpoints: Some(Endpoints::list(transports)?),
+            group,
+            listener: Some(MeshListener::bind(&outside, settings)?),
+            outside,
+            bootstrap: None,
+            step: Step::Handshake,
+        };
+        Ok((joining, waiter))
+    }
+
+    fn member(&self) -> Result<Member> {
+        let Who {
+            rank,
+            size,
+            local_rank,
+        } = self.who;
+        let host = this_host()?;
+        let mut member = Member::new(rank, size, this_process(), &host.name, host.id.clone());
+        member.local_rank = local_rank;
+        member.settings = self.settings.to_agree_on();
+        member.mesh = self
+            .listener
+            .iter()
+            .flat_map(|l| l.addresses().to_vec())
+            .collect();
+        member.facts = Facts {
+            rank: rank_facts(
+                rank,
+                local_rank.unwrap_or(0),
+                self.endpoints
+                    .as_ref()
+                    .map(Endpoints::facts)
+                    .unwrap_or_default(),
+            )?,
+            pid_namespace: pid_namespace(),
+        }
+        .encode()?;
+        Ok(member)
+    }
+
+    fn begin(
+        &mut self,
+        waiter: &Arc<dyn Waiter>,
+        bootstrap: impl FnOnce(Outside, Member, std::time::Duration, Nanos) -> Result<Bootstrap>,
+    ) -> Result<()> {
+        let member = self.member()?;
+        self.bootstrap = Some(bootstrap(
+            self.outside.clone(),
+            member,
+            self.settings.connect_timeout(),
+            waiter.now(),
+        )?);
+        Ok(())
+    }
+
+    fn start(
+        mut self,
+        waiter: &Arc<dyn Waiter>,
+        bootstrap: impl FnOnce(Outside, Member, std::time::Duration, Nanos) -> Result<Bootstrap>,
+    ) -> Result<Membership> {
+        let rank = self.who.rank;
+        let begun = self
+            .begin(waiter, bootstrap)
+            .and_then(|()| drive(&**waiter, &mut self));
+        let shared = begun.map_err(|error| error.at_rank(rank))?;
+        let membership = Membership::new(shared);
+        if membership.size() <= EAGER_RANKS {
+            let all: Vec<Rank> = (0..membership.size()).map(Rank).collect();
+            if let Err(error) = membership.ensure_links(&all) {
+                let error = error.at_rank(rank);
+                membership.give_up(&error);
+                return Err(error);
+            }
+        }
+        Ok(membership)
+    }
+
+    /// Paths and resources: what follows from the roster without another message.
+    fn settle(&mut self, roster: &Roster) -> Result<Arc<Shared>> {
+        self.step = Step::Paths;
+        let facts = roster
+            .members()
+            .iter()
+            .map(|member| Facts::decode(member.rank, &member.facts))
+            .collect::<Result<Vec<_>>>()?;
+        let graph = RankGraph::build(facts.iter().map(|facts| facts.rank.clone()).collect())?;
+        let Who { rank, size, .. } = self.who;
+        let host = &facts[rank.index()].rank.host.id;
+        let local_ranks = facts
+            .iter()
+            .filter(|facts| facts.rank.host.id == *host)
+            .count();
+        let waiter: Arc<dyn Waiter> = Arc::new(SystemWaiter::new(WaitPolicy::for_load(
+            local_ranks,
+            cores(),
+        ))?);
+        tracing::debug!(%rank, size, local_ranks, "topology known");
+
+        self.step = Step::Resources;
+        let internal = |what: &str| Error::new(ErrorKind::Internal, format!("{what} taken twice"));
+        let endpoints = self.endpoints.take().ok_or_else(|| internal("endpoints"))?;
+        let listener = self
+            .listener
+            .take()
+            .ok_or_else(|| internal("the listener"))?;
+        let layout = Layout::new(size, self.settings.buffer_bytes())?;
+        let bytes = usize::try_from(layout.bytes()).map_err(|_| {
+            Error::new(
+                ErrorKind::InvalidArgument,
+                "HCOMM_BUFFER_BYTES exceeds the address space",
+            )
+        })?;
+        let device = endpoints.memory_device()?;
+        let region = device.allocate(bytes)?;
+        let buffer = Slice::of(&region);
+        let mesh = Arc::new(Mutex::new(Mesh::new(
+            self.outside.clone(),
+            listener,
+            roster,
+            rank,
+        )));
+        let health = Arc::new(Health::new(
+            rank,
+            facts,
+            Arc::clone(&mesh),
+            Arc::clone(&waiter),
+            self.group.clone(),
+        ));
+        let domain = Domain::new(
+            Arc::clone(&waiter),
+            Arc::clone(&health) as _,
+            self.settings.exec_timeout(),
+        );
+        domain.attach(&device);
+        let home = Home {
+            rank,
+            mesh: Arc::clone(&mesh),
+            buffer,
+            layout,
+            thread: Thread::new(&domain, Engine::Cpu, 0)?,
+        };
+        self.step = Step::Ready;
+        Ok(Arc::new(Shared {
+            rank,
+            allowed: allowed(&self.settings)?,
+            settings: self.settings.clone(),
+            graph,
+            endpoints,
+            mesh,
+            health,
+            waiter,
+            domain,
+            home,
+            group: self.group.clone(),
+            links: Mutex::new(Links::default()),
+            memories: Mutex::new(vec![(BUFFER_TAG.to_owned(), region)]),
+        }))
+    }
+}
+
+impl Machine for Joining {
+    type Output = Arc<Shared>;
+
+    fn poll(&mut self, now: Nanos) -> Poll<Result<Arc<Shared>>> {
+        let Some(bootstrap) = &mut self.bootstrap else {
+            return Poll::Ready(Err(Error::new(
+                ErrorKind::Internal,
+                "start-up was not begun",
+            )));
+        };
+        let polled = bootstrap.poll(now);
+        self.step = bootstrap.step();
+        polled.map(|roster| roster.and_then(|roster| self.settle(&roster)))
+    }
+
+    fn interests<'a>(&'a self, wanted: &mut Vec<Interest<'a>>) {
+        if let Some(bootstrap) = &self.bootstrap {
+            bootstrap.interests(wanted);
+        }
+    }
+
+    fn next_wake(&self) -> Deadline {
+        self.bootstrap
+            .as_ref()
+            .map_or(Deadline::NEVER, Machine::next_wake)
+    }
+}
+
+fn rank_facts(rank: Rank, local_rank: u32, endpoints: Vec<EndpointFacts>) -> Result<RankFacts> {
+    Ok(RankFacts {
+        rank,
+        process: this_process(),
+        host: this_host()?,
+        local_rank,
+        endpoints,
+    })
+}
+
+/// Cores that this process may use.
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+}

@@ -1,0 +1,561 @@
+//! Membership: a rank's place in a communicator, and everything it owns there.
+
+use std::cell::Cell;
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
+
+use hcomm_data::{Domain, Engine, Peers as _, Slice, Thread};
+use hcomm_topo::{Allowed, RankGraph};
+use hcomm_transport::{Paused, Phase, Plugin, Region, Waiter, Watch};
+use hcomm_types::{Deadline, Error, ErrorKind, Nanos, Rank, Result};
+
+use crate::endpoint::Endpoints;
+use crate::group::Group;
+use crate::health::{Blocking, Health};
+use crate::layout::Layout;
+use crate::link_setup::{Home, LinkSetup, LinkStep, PeerLink};
+use crate::mesh::{LinkState, Mesh};
+use crate::settings::Settings;
+
+/// A rank's place in a communicator: who the others are, how they are reached, and the memory,
+/// threads and channels that belong to it.
+///
+/// `Send`, not `Sync`: it may move to another OS thread, and one OS thread at a time uses it.
+/// Dropping it leaves the communicator; [`close`](Self::close) does the same and reports.
+pub struct Membership {
+    pub(crate) shared: Arc<Shared>,
+    /// One OS thread at a time.
+    _not_sync: PhantomData<Cell<()>>,
+}
+
+pub(crate) struct Shared {
+    pub(crate) rank: Rank,
+    pub(crate) settings: Settings,
+    pub(crate) graph: RankGraph,
+    pub(crate) allowed: Allowed,
+    pub(crate) endpoints: Endpoints,
+    pub(crate) mesh: Arc<Mutex<Mesh>>,
+    pub(crate) health: Arc<Health>,
+    pub(crate) waiter: Arc<dyn Waiter>,
+    pub(crate) domain: Domain,
+    pub(crate) home: Home,
+    pub(crate) group: Option<Arc<Group>>,
+    pub(crate) links: Mutex<Links>,
+    pub(crate) memories: Mutex<Vec<(String, Region)>>,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Links {
+    /// Channel 0 of each pair that has one.
+    ready: BTreeMap<Rank, PeerLink>,
+    /// Channels made so far with each peer.
+    made: HashMap<Rank, u32>,
+    closed: bool,
+}
+
+impl Membership {
+    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+        Self {
+            shared,
+            _not_sync: PhantomData,
+        }
+    }
+
+    /// This rank's number.
+    #[must_use]
+    pub fn rank(&self) -> Rank {
+        self.shared.rank
+    }
+
+    /// Number of ranks.
+    #[must_use]
+    pub fn size(&self) -> u32 {
+        self.shared.graph.size()
+    }
+
+    /// The rank graph, the same on all ranks.
+    #[must_use]
+    pub fn graph(&self) -> &RankGraph {
+        &self.shared.graph
+    }
+
+    /// The settings it was made with.
+    #[must_use]
+    pub fn settings(&self) -> &Settings {
+        &self.shared.settings
+    }
+
+    /// A new in-order queue with `notifies` notifies, driven by its caller.
+    ///
+    /// # Errors
+    /// `LimitReached` beyond 40 threads or 640 notifies.
+    pub fn thread(&self, notifies: usize) -> Result<Thread> {
+        Thread::new(&self.shared.domain, Engine::Cpu, notifies)
+            .map_err(|error| error.at_rank(self.rank()))
+    }
+
+    /// Allocates zeroed memory that peers reach in the best way the links have, and registers it
+    /// under a tag. Channels made from now on tell the peer of it.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a tag that is in use; `LimitReached` with need and limit.
+    pub fn allocate(&self, tag: &str, bytes: usize) -> Result<Slice> {
+        let region = self.shared.endpoints.memory_device()?.allocate(bytes)?;
+        self.remember(tag, region)
+    }
+
+    /// Puts a region that a device has registered under a tag. Channels made from now on tell the
+    /// peer of it. (Registering memory that the user brings is unsafe:
+    /// [`Device::register`](hcomm_transport::Device::register), on [`Membership::device`].)
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a tag that is in use.
+    pub fn remember(&self, tag: &str, region: Region) -> Result<Slice> {
+        let mut memories = lock(&self.shared.memories);
+        if memories.iter().any(|(other, _)| other == tag) {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!("there is memory with the tag `{tag}` already"),
+            )
+            .at_rank(self.rank())
+            .hint("forget it first, or take another tag"));
+        }
+        let slice = Slice::of(&region);
+        memories.push((tag.to_owned(), region));
+        Ok(slice)
+    }
+
+    /// Takes memory out of what later channels tell the peer of. It ends with the last slice of it.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if there is no such tag.
+    pub fn forget(&self, tag: &str) -> Result<()> {
+        let mut memories = lock(&self.shared.memories);
+        let before = memories.len();
+        memories.retain(|(other, _)| other != tag);
+        if memories.len() == before {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!("there is no memory with the tag `{tag}`"),
+            )
+            .at_rank(self.rank()));
+        }
+        Ok(())
+    }
+
+    /// The device on which memory is allocated.
+    ///
+    /// # Errors
+    /// `Unsupported` if no transport in use allocates memory.
+    pub fn device(&self) -> Result<hcomm_transport::Device> {
+        self.shared.endpoints.memory_device()
+    }
+
+    /// Makes one more channel to a peer, with `notifies` notifies for each side to wait on. The
+    /// peer calls it, too, at the same place in the order of its channels with this rank.
+    ///
+    /// # Errors
+    /// `Timeout` if the peer does not come, `PeerLost`, `Mismatch`, `LinkDown`; the error says how
+    /// far the handshake had come.
+    pub fn open_channel(&self, peer: Rank, notifies: u32) -> Result<PeerLink> {
+        self.ensure_links(&[peer])
+            .and_then(|()| {
+                let setup = self.shared.set_up(peer, notifies)?;
+                let mut linking = Linking::new(&self.shared, vec![setup]);
+                drive_links(&self.shared, std::slice::from_mut(&mut linking))?;
+                linking.done.pop().ok_or_else(|| {
+                    Error::new(ErrorKind::Internal, "a set-up ended without a channel")
+                })
+            })
+            .map_err(|error| error.in_call("open_channel").at_rank(self.rank()))
+    }
+
+    /// Makes the communicator's own channel to each of these peers that has none yet. They do the
+    /// same.
+    ///
+    /// # Errors
+    /// As [`open_channel`](Self::open_channel).
+    pub fn ensure_links(&self, peers: &[Rank]) -> Result<()> {
+        let mut linking = self.shared.linking(peers)?;
+        if linking.is_done() {
+            return Ok(());
+        }
+        drive_links(&self.shared, std::slice::from_mut(&mut linking))?;
+        self.shared.keep(linking);
+        Ok(())
+    }
+
+    /// The communicator's own channel to a peer.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if it was not made yet.
+    pub fn link(&self, peer: Rank) -> Result<PeerLink> {
+        lock(&self.shared.links)
+            .ready
+            .get(&peer)
+            .cloned()
+            .ok_or_else(|| {
+                Error::new(
+                    ErrorKind::InvalidArgument,
+                    format!("no channel to rank {peer} yet"),
+                )
+                .hint("call `ensure_links` on both ranks")
+            })
+    }
+
+    /// The communicator's own buffer on this rank.
+    #[must_use]
+    pub fn buffer(&self) -> &Slice {
+        &self.shared.home.buffer
+    }
+
+    /// How the communicator buffers are divided.
+    #[must_use]
+    pub fn layout(&self) -> &Layout {
+        &self.shared.home.layout
+    }
+
+    /// Links of the channels made so far, in words: protocol and transport.
+    #[must_use]
+    pub fn links_in_use(&self) -> Vec<String> {
+        let links = lock(&self.shared.links);
+        let mut names: Vec<String> = links
+            .ready
+            .values()
+            .map(|link| link.link.protocol.to_string())
+            .collect();
+        names.sort_unstable();
+        names.dedup();
+        names
+    }
+
+    /// Plugins of the channels made so far.
+    #[must_use]
+    pub fn transports_in_use(&self) -> Vec<&'static Plugin> {
+        let links = lock(&self.shared.links);
+        let mut plugins: Vec<&'static Plugin> = links
+            .ready
+            .values()
+            .map(|l| l.channel.transport().device().info().plugin)
+            .collect();
+        plugins.sort_by_key(|plugin| plugin.name());
+        plugins.dedup_by_key(|plugin| plugin.name());
+        plugins
+    }
+
+    /// Whether calls still make sense.
+    ///
+    /// # Errors
+    /// `Closed`, or the first cause if the communicator was given up.
+    pub fn check_usable(&self) -> Result<()> {
+        if lock(&self.shared.links).closed {
+            return Err(Error::new(ErrorKind::Closed, "the communicator was closed"));
+        }
+        self.shared.domain.aborted().map_or(Ok(()), Err)
+    }
+
+    /// Marks a blocking call for as long as the guard lives: the waits of this OS thread then also
+    /// look whether they wait for ranks that it holds itself.
+    #[must_use]
+    pub fn blocking(&self) -> Blocking {
+        self.shared.health.blocking()
+    }
+
+    /// Notes that this OS thread uses the rank.
+    pub fn used_here(&self) {
+        if let Some(group) = &self.shared.group {
+            group.used_here(self.rank());
+        }
+    }
+
+    /// Ends everything that waits on this communicator, on this rank and on the others, from any
+    /// OS thread.
+    #[must_use]
+    pub fn aborter(&self) -> Aborter {
+        Aborter(Arc::clone(&self.shared))
+    }
+
+    /// Gives the communicator up because of an error: every later call returns it, and the peers
+    /// are told whose fault it is.
+    pub fn give_up(&self, error: &Error) {
+        self.shared.give_up(error);
+    }
+
+    /// Leaves the communicator: the peers are told, channels and memory end. A second close is an
+    /// error.
+    ///
+    /// # Errors
+    /// `Closed` if it was closed before.
+    pub fn close(&self) -> Result<()> {
+        if std::mem::replace(&mut lock(&self.shared.links).closed, true) {
+            return Err(Error::new(ErrorKind::Closed, "closed before").at_rank(self.rank()));
+        }
+        self.shared.leave();
+        Ok(())
+    }
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        if !std::mem::replace(&mut lock(&self.shared.links).closed, true) {
+            self.shared.leave();
+        }
+    }
+}
+
+impl fmt::Debug for Membership {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Membership(rank {} of {})", self.rank(), self.size())
+    }
+}
+
+/// Ends a communicator's waits from another OS thread.
+#[derive(Clone)]
+pub struct Aborter(Arc<Shared>);
+
+impl Aborter {
+    /// Ends them: they, and every later call, fail with `Aborted` and this reason. The peers are
+    /// told.
+    pub fn abort(&self, reason: &str) {
+        let error = Error::new(ErrorKind::Aborted, reason).at_rank(self.0.rank);
+        self.0.give_up(&error);
+    }
+}
+
+impl fmt::Debug for Aborter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Aborter(rank {})", self.0.rank)
+    }
+}
+
+impl Shared {
+    /// Set-ups for those of `peers` that have no channel yet.
+    pub(crate) fn linking(self: &Arc<Self>, peers: &[Rank]) -> Result<Linking> {
+        let missing: Vec<Rank> = {
+            let links = lock(&self.links);
+            if links.closed {
+                return Err(
+                    Error::new(ErrorKind::Closed, "the communicator was closed").at_rank(self.rank)
+                );
+            }
+            let mut peers = peers.to_vec();
+            peers.retain(|peer| *peer != self.rank && !links.ready.contains_key(peer));
+            peers
+        };
+        let setups = missing
+            .into_iter()
+            .map(|peer| self.set_up(peer, 0))
+            .collect::<Result<_>>()?;
+        Ok(Linking::new(self, setups))
+    }
+
+    pub(crate) fn keep(&self, linking: Linking) {
+        let mut links = lock(&self.links);
+        for link in linking.done {
+            tracing::debug!(rank = %self.rank, peer = %link.peer, link = %link.link.protocol, "channel ready");
+            links.ready.insert(link.peer, link);
+        }
+    }
+
+    fn set_up(&self, peer: Rank, notifies: u32) -> Result<LinkSetup> {
+        if peer == self.rank || peer.0 >= self.graph.size() {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!(
+                    "no channel from rank {} to rank {peer} of {}",
+                    self.rank,
+                    self.graph.size()
+                ),
+            ));
+        }
+        let choice = self.graph.choose(self.rank, peer, &self.allowed)?;
+        tracing::debug!(rank = %self.rank, %peer, why = %choice.why, "link chosen");
+        let device = self.endpoints.device(choice.link.from_endpoint as usize)?;
+        let number = {
+            let mut links = lock(&self.links);
+            let made = links.made.entry(peer).or_insert(0);
+            *made += 1;
+            *made - 1
+        };
+        lock(&self.mesh).request(peer)?;
+        let memories = lock(&self.memories).clone();
+        LinkSetup::new(
+            self.home.clone(),
+            choice.link,
+            &device,
+            number,
+            notifies,
+            &memories,
+        )
+    }
+
+    fn give_up(&self, error: &Error) {
+        self.domain.abort(error.clone());
+        lock(&self.mesh).abort(error.culprits(), error.detail());
+    }
+
+    fn leave(&self) {
+        self.health.close();
+        lock(&self.mesh).close();
+        let links = std::mem::take(&mut lock(&self.links).ready);
+        drop(links);
+        lock(&self.memories).clear();
+    }
+}
+
+/// The set-ups of one rank that go on together.
+pub(crate) struct Linking {
+    shared: Arc<Shared>,
+    setups: Vec<LinkSetup>,
+    pub(crate) done: Vec<PeerLink>,
+    deadline: Deadline,
+    began: Nanos,
+}
+
+impl Linking {
+    pub(crate) fn new(shared: &Arc<Shared>, setups: Vec<LinkSetup>) -> Self {
+        let began = shared.waiter.now();
+        Self {
+            deadline: Deadline::after(began, shared.settings.connect_timeout()),
+            began,
+            shared: Arc::clone(shared),
+            setups,
+            done: Vec::new(),
+        }
+    }
+
+    pub(crate) fn is_done(&self) -> bool {
+        self.setups.is_empty()
+    }
+
+    /// Moves all set-ups on; whether all are done.
+    fn poll(&mut self) -> Result<bool> {
+        let now = self.shared.waiter.now();
+        lock(&self.shared.mesh).poll(now)?;
+        for device in self.shared.endpoints.open() {
+            device.progress()?;
+        }
+        let mut at = 0;
+        while at < self.setups.len() {
+            match self.setups[at].poll() {
+                Poll::Pending => at += 1,
+                Poll::Ready(link) => {
+                    self.setups.swap_remove(at);
+                    self.done
+                        .push(link.map_err(|error| self.shared.better(error))?);
+                }
+            }
+        }
+        // What was queued last (credits, offers) should not wait for the next look.
+        lock(&self.shared.mesh).poll(now)?;
+        if !self.setups.is_empty() && self.deadline.passed(now) {
+            return Err(self.late(now));
+        }
+        Ok(self.setups.is_empty())
+    }
+
+    fn late(&self, now: Nanos) -> Error {
+        let mesh = lock(&self.shared.mesh);
+        let waits: Vec<String> = self
+            .setups
+            .iter()
+            .map(|setup| {
+                let peer = setup.peer();
+                let what = match setup.step() {
+                    LinkStep::Created | LinkStep::Exchanging => match mesh.state(peer) {
+                        LinkState::Up => "has not offered its end".to_owned(),
+                        _ => mesh.describe(peer, now),
+                    },
+                    LinkStep::Connecting => "does not connect".to_owned(),
+                    LinkStep::Importing => "does not show its memory".to_owned(),
+                    LinkStep::Probing | LinkStep::Ready => "has not answered the probe".to_owned(),
+                };
+                format!("{}: {what}", self.shared.health.describe(peer))
+            })
+            .collect();
+        drop(mesh);
+        let error = Error::new(ErrorKind::Timeout, waits.join("; "))
+            .after(now.since(self.began))
+            .hint("does that rank make the same calls? The limit is HCOMM_CONNECT_TIMEOUT");
+        self.setups
+            .iter()
+            .fold(error, |error, setup| error.blame_rank(setup.peer()))
+    }
+}
+
+impl Shared {
+    /// The cause behind an error of a link, if the control plane knows it.
+    fn better(&self, error: Error) -> Error {
+        match error.kind() {
+            ErrorKind::PeerLost | ErrorKind::LinkDown => self.health.check().err().unwrap_or(error),
+            _ => error,
+        }
+    }
+}
+
+/// Drives the set-ups of ranks of this OS thread together until all are done. The first failure
+/// ends it.
+pub(crate) fn drive_links(one: &Shared, linkings: &mut [Linking]) -> Result<()> {
+    let waiter = Arc::clone(&one.waiter);
+    let mut phase = Phase::default();
+    loop {
+        let mut all = true;
+        for linking in linkings.iter_mut() {
+            all &= linking.poll()?;
+        }
+        if all {
+            return Ok(());
+        }
+        let devices: Vec<_> = linkings
+            .iter()
+            .flat_map(|l| l.shared.endpoints.open())
+            .collect();
+        let meshes: Vec<MutexGuard<'_, Mesh>> = linkings
+            .iter()
+            .map(|linking| lock(&linking.shared.mesh))
+            .collect();
+        let mut interests = Vec::new();
+        for mesh in &meshes {
+            mesh.interests(&mut interests);
+        }
+        interests.extend(
+            devices
+                .iter()
+                .filter_map(|device| device.wake_fd())
+                .map(|fd| hcomm_transport::Interest {
+                    fd,
+                    readable: true,
+                    writable: false,
+                }),
+        );
+        let until = linkings
+            .iter()
+            .map(|linking| linking.deadline)
+            .chain(meshes.iter().map(|mesh| mesh.next_wake()))
+            .fold(Deadline::NEVER, Deadline::earlier);
+        let setups: Vec<&LinkSetup> = linkings.iter().flat_map(|l| &l.setups).collect();
+        let paused = waiter.pause(
+            &mut phase,
+            &mut Watch {
+                until,
+                interests: &interests,
+                devices: &devices,
+                look: &mut || setups.iter().any(|setup| setup.has_news()),
+            },
+        );
+        drop(interests);
+        drop(meshes);
+        if paused == Paused::Slept {
+            for linking in linkings.iter() {
+                linking.shared.health.check()?;
+            }
+        }
+    }
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

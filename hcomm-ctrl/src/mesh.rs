@@ -1,0 +1,917 @@
+//! Control links between pairs of ranks, made when they are first asked for.
+//!
+//! Of a pair the lower rank connects and the higher one accepts. Links carry small messages of
+//! the layers above, goodbyes, and the news that a rank has given up.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
+
+use hcomm_topo::{Family, InterfaceFilter};
+use hcomm_transport::Interest;
+use hcomm_types::{Deadline, Error, ErrorKind, Nanos, Rank, Result};
+
+use crate::bootstrap::Roster;
+use crate::codec::{Malformed, Reader, Writer};
+use crate::dial::{Answer, Call, Dial, Problem, Target};
+use crate::door::{Door, Event};
+use crate::endpoint::this_host;
+use crate::frame::{Frame, FrameType};
+use crate::job_key::{JobKey, SessionId};
+use crate::net::Listener;
+use crate::outside::Outside;
+use crate::settings::Settings;
+use crate::wire::{Purpose, Wire, WireError};
+
+/// Longest message, in bytes.
+pub const MAX_MESSAGE_BYTES: usize = FrameType::Message.limit() - 2;
+/// Bytes that may wait in one link to be written, and to be received by the layers above.
+const MAX_QUEUED_BYTES: usize = 4 * MAX_MESSAGE_BYTES;
+/// Mesh listeners are there before the roster is. When nobody listens for this long, that rank is
+/// gone.
+const NOBODY_PATIENCE: Duration = Duration::from_secs(1);
+/// Longest text of an abort, in bytes.
+const MAX_ABORT_TEXT: usize = 16 << 10;
+
+/// Where a rank accepts links; made before start-up, so that its address can be told.
+pub struct MeshListener {
+    listener: Box<dyn Listener>,
+    addresses: Vec<SocketAddr>,
+}
+
+impl MeshListener {
+    /// Listens at all addresses of this host, at a port that the system chooses.
+    ///
+    /// The others are told the address that this rank's connection to the root comes from, and
+    /// the best one of its interfaces; only the latter where `HCOMM_SOCKET_IFNAME` chooses one.
+    ///
+    /// # Errors
+    /// The choice fits no interface, or the system gives no socket.
+    pub fn bind(outside: &Outside, settings: &Settings) -> Result<Self> {
+        let filter: InterfaceFilter = settings.socket_ifname().parse()?;
+        let chosen = filter != InterfaceFilter::all();
+        let host = this_host()?;
+        match host.pick_interface(&filter, Family::PreferV4) {
+            Ok(pick) => {
+                tracing::debug!(why = pick.why, "an interface was picked");
+                let usable = chosen || !pick.address.is_loopback();
+                let picked = usable.then_some(pick.address);
+                Self::listen(outside, !chosen, picked.as_slice())
+            }
+            Err(none) if chosen => Err(none.into()),
+            // The connection to the root will show what leads out of here.
+            Err(_) => Self::listen(outside, true, &[]),
+        }
+    }
+
+    /// As [`bind`](Self::bind), with the choice made: `seen` to tell the address that the root
+    /// sees, and then those of `reachable_at`.
+    pub(crate) fn listen(outside: &Outside, seen: bool, reachable_at: &[IpAddr]) -> Result<Self> {
+        // One socket for both IP versions, where there are two.
+        let [dual, v4] = [
+            IpAddr::from(Ipv6Addr::UNSPECIFIED),
+            IpAddr::from(Ipv4Addr::UNSPECIFIED),
+        ]
+        .map(|ip| SocketAddr::new(ip, 0));
+        let listener = outside
+            .network
+            .listen(dual)
+            .or_else(|_| outside.network.listen(v4))
+            .map_err(|error| Error::system("listen for links of other ranks", error))?;
+        let port = listener.local_addr().port();
+        let seen = seen.then_some(IpAddr::from(Ipv4Addr::UNSPECIFIED));
+        let addresses = seen
+            .into_iter()
+            .chain(reachable_at.iter().copied())
+            .map(|ip| SocketAddr::new(ip, port))
+            .collect();
+        tracing::debug!(port, ?addresses, "the mesh listens");
+        Ok(Self {
+            listener,
+            addresses,
+        })
+    }
+
+    /// What the others are told; see [`Member::mesh`](crate::Member::mesh).
+    #[must_use]
+    pub fn addresses(&self) -> &[SocketAddr] {
+        &self.addresses
+    }
+}
+
+impl fmt::Debug for MeshListener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MeshListener")
+            .field("addresses", &self.addresses)
+            .finish_non_exhaustive()
+    }
+}
+
+/// How a link is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LinkState {
+    /// Neither side has asked for it.
+    NotAsked,
+    /// On its way.
+    Connecting,
+    /// Messages flow.
+    Up,
+    /// The other side has said goodbye, or we have.
+    Closed,
+    /// The other side has given up and said so.
+    Aborted {
+        /// Whose fault it says it is.
+        culprits: Vec<Rank>,
+        /// Why.
+        text: String,
+    },
+    /// The other side is gone without a word.
+    Lost {
+        /// What was seen.
+        why: String,
+    },
+}
+
+/// All control links of one rank of one communicator.
+pub struct Mesh {
+    outside: Outside,
+    rank: Rank,
+    key: JobKey,
+    session: SessionId,
+    /// Where each rank accepts links.
+    addresses: Vec<Vec<SocketAddr>>,
+    /// Until we close.
+    door: Option<Door>,
+    links: BTreeMap<Rank, Link>,
+}
+
+struct Link {
+    state: LinkState,
+    connection: Connection,
+    /// Messages that wait for the link to be up.
+    early: Vec<Vec<u8>>,
+    received: VecDeque<(u16, Vec<u8>)>,
+    received_bytes: usize,
+}
+
+enum Connection {
+    /// None yet, or none any more.
+    None,
+    Dialling(Box<Dial>),
+    /// Our hello is out.
+    Greeting(Box<Wire>),
+    Open(Box<Wire>),
+}
+
+impl Mesh {
+    /// The mesh of `rank`: no link yet.
+    #[must_use]
+    pub fn new(outside: Outside, listener: MeshListener, roster: &Roster, rank: Rank) -> Self {
+        let door = Door::new(
+            listener.listener,
+            outside.clone(),
+            *roster.key().as_bytes(),
+            roster.session(),
+            Purpose::Mesh,
+            rank,
+            roster.members().len(),
+        );
+        Self {
+            outside,
+            rank,
+            key: roster.key().clone(),
+            session: roster.session(),
+            addresses: roster.members().iter().map(|m| m.mesh.clone()).collect(),
+            door: Some(door),
+            links: BTreeMap::new(),
+        }
+    }
+
+    /// Asks for the link to `peer`, which has to ask too or to have asked. Asking again does
+    /// nothing.
+    ///
+    /// # Errors
+    /// There is no such peer, or this mesh is closed.
+    pub fn request(&mut self, peer: Rank) -> Result<()> {
+        if peer == self.rank || peer.index() >= self.addresses.len() {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!(
+                    "rank {} has no control link to rank {peer} of {}",
+                    self.rank,
+                    self.addresses.len()
+                ),
+            ));
+        }
+        if self.door.is_none() {
+            return Err(Error::new(
+                ErrorKind::Closed,
+                format!("the control links of rank {} are closed", self.rank),
+            ));
+        }
+        if self.links.contains_key(&peer) {
+            return Ok(());
+        }
+        let connection = if self.rank < peer {
+            let call = Call {
+                target: Target::Fixed(self.addresses[peer.index()].clone()),
+                base: *self.key.as_bytes(),
+                session: Some(self.session),
+                purpose: Purpose::Mesh,
+                own: self.rank,
+                peer,
+            };
+            Connection::Dialling(Box::new(Dial::new(self.outside.clone(), call)))
+        } else {
+            Connection::None
+        };
+        self.links
+            .insert(peer, Link::new(LinkState::Connecting, connection));
+        Ok(())
+    }
+
+    /// Moves everything on.
+    ///
+    /// # Errors
+    /// Connections cannot be accepted. What happens to one link is told by its state.
+    pub fn poll(&mut self, now: Nanos) -> Result<()> {
+        let mut events = Vec::new();
+        if let Some(door) = &mut self.door {
+            let at = door.local_addr();
+            door.poll(now, &mut events).map_err(|error| {
+                Error::system(format_args!("accept control links at {at}"), error)
+                    .at_rank(self.rank)
+                    .hint("see `ulimit -n` if descriptors have run out")
+            })?;
+        }
+        for event in events {
+            match event {
+                Event::Proven(wire, frame) => self.admit(wire, &frame),
+                Event::WrongKey { peer, claimed } => {
+                    tracing::warn!(rank = %self.rank, %peer, claimed_rank = ?claimed, "a control link was refused: its key differs");
+                }
+            }
+        }
+        for (&peer, link) in &mut self.links {
+            link.advance(self.rank, peer, now);
+        }
+        Ok(())
+    }
+
+    /// Sends a message, or keeps it until the link is up; asks for the link if nobody has. A later
+    /// [`poll`](Self::poll) sends what does not fit now.
+    ///
+    /// # Errors
+    /// The link is closed or lost, the message is too long, or too much waits already.
+    pub fn send(&mut self, peer: Rank, kind: u16, body: impl AsRef<[u8]>) -> Result<()> {
+        let body = body.as_ref();
+        self.request(peer)?;
+        if body.len() > MAX_MESSAGE_BYTES {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!(
+                    "a control message of {} bytes; the limit is {MAX_MESSAGE_BYTES}",
+                    body.len()
+                ),
+            ));
+        }
+        let mut writer = Writer::new();
+        writer.u16(kind).raw(body);
+        let message = writer.into_bytes();
+        let Some(link) = self.links.get_mut(&peer) else {
+            return Ok(());
+        };
+        match &link.state {
+            LinkState::NotAsked | LinkState::Connecting | LinkState::Up => {}
+            LinkState::Closed => return Err(gone(peer, "it has left the communicator")),
+            LinkState::Aborted { text, .. } => {
+                return Err(gone(peer, &format!("it has given up: {text}")));
+            }
+            LinkState::Lost { why } => return Err(gone(peer, why)),
+        }
+        let waiting = link.queued_bytes();
+        if waiting + message.len() > MAX_QUEUED_BYTES {
+            return Err(Error::new(
+                ErrorKind::LimitReached,
+                format!("rank {peer} has not taken {waiting} bytes of control messages; the limit is {MAX_QUEUED_BYTES}"),
+            )
+            .blame_rank(peer)
+            .hint("look whether that rank is stopped or its host overloaded"));
+        }
+        match &mut link.connection {
+            Connection::Open(wire) => {
+                wire.send(FrameType::Message, message);
+                // An error shows up again when the link is looked at.
+                let _ = wire.flush();
+            }
+            _ => link.early.push(message),
+        }
+        Ok(())
+    }
+
+    /// The next message of `peer`. What came before a goodbye or a loss can still be received.
+    pub fn receive(&mut self, peer: Rank) -> Option<(u16, Vec<u8>)> {
+        let link = self.links.get_mut(&peer)?;
+        let (kind, body) = link.received.pop_front()?;
+        link.received_bytes -= body.len();
+        Some((kind, body))
+    }
+
+    /// How the link to `peer` is.
+    #[must_use]
+    pub fn state(&self, peer: Rank) -> &LinkState {
+        self.links
+            .get(&peer)
+            .map_or(&LinkState::NotAsked, |link| &link.state)
+    }
+
+    /// What a link that is not up waits for, for the error of whoever waits for it.
+    #[must_use]
+    pub fn describe(&self, peer: Rank, now: Nanos) -> String {
+        let Some(link) = self.links.get(&peer) else {
+            return format!("nobody has asked for the control link to rank {peer}");
+        };
+        match (&link.state, &link.connection) {
+            (LinkState::Connecting, Connection::Dialling(dial)) => format!(
+                "rank {peer} has not answered at {}: {}; {} attempts",
+                dial.target(),
+                dial.describe(now),
+                dial.tries()
+            ),
+            (LinkState::Connecting, Connection::None) => {
+                format!("rank {peer} has not connected to rank {}", self.rank)
+            }
+            (LinkState::Connecting, _) => {
+                format!("rank {peer} has not welcomed rank {}", self.rank)
+            }
+            (state, _) => format!("the control link to rank {peer} is {state:?}"),
+        }
+    }
+
+    /// Tells all linked ranks that this one gives up, as far as that goes without waiting.
+    pub fn abort(&mut self, culprits: &[Rank], text: &str) {
+        let mut end = text.len().min(MAX_ABORT_TEXT);
+        while !text.is_char_boundary(end) {
+            end -= 1;
+        }
+        let mut writer = Writer::new();
+        let culprits = &culprits[..culprits.len().min(1024)];
+        writer.length(culprits.len());
+        for culprit in culprits {
+            writer.u32(culprit.0);
+        }
+        writer.text(&text[..end]);
+        let body: std::sync::Arc<[u8]> = writer.into_bytes().into();
+        for link in self.links.values_mut() {
+            if let Connection::Open(wire) = &mut link.connection {
+                wire.send(FrameType::Abort, body.clone());
+                let _ = wire.flush();
+            }
+        }
+    }
+
+    /// Says goodbye on all links, as far as that goes without waiting, and closes them and the
+    /// listener. What had been received stays.
+    pub fn close(&mut self) {
+        self.door = None;
+        for link in self.links.values_mut() {
+            if let Connection::Open(wire) = &mut link.connection {
+                wire.send(FrameType::Goodbye, Vec::new());
+                let _ = wire.flush();
+                // Bytes that nobody has read would turn the goodbye into a reset.
+                wire.drain();
+            }
+            link.connection = Connection::None;
+            if matches!(link.state, LinkState::Connecting | LinkState::Up) {
+                link.state = LinkState::Closed;
+            }
+        }
+    }
+
+    /// The descriptors that may let it go on.
+    pub fn interests<'a>(&'a self, wanted: &mut Vec<Interest<'a>>) {
+        if let Some(door) = &self.door {
+            door.interests(wanted);
+        }
+        for link in self.links.values() {
+            match &link.connection {
+                Connection::None => {}
+                Connection::Dialling(dial) => dial.interests(wanted),
+                Connection::Greeting(wire) => wanted.extend(wire.interest()),
+                Connection::Open(wire) => {
+                    let interest = wire.interest().map(|interest| Interest {
+                        readable: !link.is_full(),
+                        ..interest
+                    });
+                    wanted.extend(interest.filter(|i| i.readable || i.writable));
+                }
+            }
+        }
+    }
+
+    /// When to look again at the latest, whatever the descriptors say.
+    #[must_use]
+    pub fn next_wake(&self) -> Deadline {
+        let door = self.door.as_ref().map_or(Deadline::NEVER, Door::next_wake);
+        self.links
+            .values()
+            .map(|link| match &link.connection {
+                Connection::Dialling(dial) => dial.next_wake(),
+                _ => Deadline::NEVER,
+            })
+            .fold(door, Deadline::earlier)
+    }
+
+    /// Lets a lower rank in.
+    fn admit(&mut self, mut wire: Box<Wire>, frame: &Frame) {
+        let Some(peer) = frame.rank.filter(|&peer| peer < self.rank) else {
+            tracing::debug!(peer = %wire.peer(), claimed_rank = ?frame.rank, "a control link came from a rank that should wait for ours");
+            return;
+        };
+        let link = self
+            .links
+            .entry(peer)
+            .or_insert_with(|| Link::new(LinkState::Connecting, Connection::None));
+        if link.state != LinkState::Connecting {
+            tracing::debug!(%peer, at = %wire.peer(), "a second control link of one pair was dropped");
+            return;
+        }
+        wire.send(FrameType::Welcome, Vec::new());
+        link.open(wire);
+    }
+}
+
+impl Link {
+    fn new(state: LinkState, connection: Connection) -> Self {
+        Self {
+            state,
+            connection,
+            early: Vec::new(),
+            received: VecDeque::new(),
+            received_bytes: 0,
+        }
+    }
+
+    fn is_full(&self) -> bool {
+        self.received_bytes >= MAX_QUEUED_BYTES
+    }
+
+    fn queued_bytes(&self) -> usize {
+        let early: usize = self.early.iter().map(Vec::len).sum();
+        match &self.connection {
+            Connection::Open(wire) => early + wire.queued_bytes(),
+            _ => early,
+        }
+    }
+
+    fn open(&mut self, mut wire: Box<Wire>) {
+        for message in self.early.drain(..) {
+            wire.send(FrameType::Message, message);
+        }
+        self.connection = Connection::Open(wire);
+        self.state = LinkState::Up;
+    }
+
+    fn advance(&mut self, own: Rank, peer: Rank, now: Nanos) {
+        loop {
+            match std::mem::replace(&mut self.connection, Connection::None) {
+                Connection::None => return,
+                Connection::Dialling(mut dial) => {
+                    match dial.poll(now) {
+                        Some(Answer::Challenged(mut wire)) => {
+                            wire.send(FrameType::Hello, Vec::new());
+                            self.connection = Connection::Greeting(Box::new(wire));
+                            continue;
+                        }
+                        // Some addresses mean another host here than there, so another rank's or
+                        // job's listener may have answered: the next one may be right.
+                        Some(Answer::Refused(at, _) | Answer::OtherSession(at)) => {
+                            dial.again(now, Problem::Elsewhere(at));
+                        }
+                        None => {}
+                    }
+                    let gone = dial
+                        .nobody_for(now)
+                        .is_some_and(|time| time >= NOBODY_PATIENCE);
+                    if gone {
+                        let why = format!(
+                            "nobody listens at {} any more, where rank {peer} accepted links",
+                            dial.target()
+                        );
+                        return self.lose(own, peer, why);
+                    }
+                    self.connection = Connection::Dialling(dial);
+                    return;
+                }
+                Connection::Greeting(mut wire) => {
+                    match wire.flush().and_then(|()| wire.receive()) {
+                        Ok(None) => {
+                            self.connection = Connection::Greeting(wire);
+                            return;
+                        }
+                        Ok(Some(frame)) if frame.kind == FrameType::Welcome => self.open(wire),
+                        Ok(Some(frame)) => {
+                            let why = format!("it answered a hello with {:?}", frame.kind);
+                            return self.lose(own, peer, why);
+                        }
+                        Err(error) => return self.lose(own, peer, error.to_string()),
+                    }
+                }
+                Connection::Open(mut wire) => {
+                    return match self.exchange(&mut wire) {
+                        Ok(true) => self.connection = Connection::Open(wire),
+                        Ok(false) => {}
+                        Err(error) => self.lose(own, peer, error.to_string()),
+                    };
+                }
+            }
+        }
+    }
+
+    /// Writes and reads; whether the connection stays.
+    fn exchange(&mut self, wire: &mut Wire) -> Result<bool, WireError> {
+        // What the other side has said is heard even if it cannot hear us any more.
+        let flushed = wire.flush();
+        while !self.is_full() {
+            let Some(frame) = wire.receive()? else {
+                flushed?;
+                return Ok(true);
+            };
+            match frame.kind {
+                FrameType::Message => {
+                    let mut reader = Reader::new(&frame.body);
+                    let kind = reader.u16("message")?;
+                    let body = frame.body[2..].to_vec();
+                    self.received_bytes += body.len();
+                    self.received.push_back((kind, body));
+                }
+                FrameType::Abort => {
+                    let (culprits, text) = read_abort(&frame.body)?;
+                    self.state = LinkState::Aborted { culprits, text };
+                }
+                FrameType::Goodbye => {
+                    if self.state == LinkState::Up {
+                        self.state = LinkState::Closed;
+                    }
+                    return Ok(false);
+                }
+                _ => return Err(Malformed("order of control frames").into()),
+            }
+        }
+        Ok(true)
+    }
+
+    fn lose(&mut self, own: Rank, peer: Rank, why: String) {
+        self.connection = Connection::None;
+        if matches!(self.state, LinkState::Connecting | LinkState::Up) {
+            tracing::debug!(rank = %own, %peer, why, "a control link was lost");
+            self.state = LinkState::Lost { why };
+        }
+    }
+}
+
+impl fmt::Debug for Mesh {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let states = self.links.iter().map(|(peer, link)| (peer.0, &link.state));
+        f.debug_struct("Mesh")
+            .field("rank", &self.rank)
+            .field("session", &self.session)
+            .field("links", &states.collect::<BTreeMap<_, _>>())
+            .finish_non_exhaustive()
+    }
+}
+
+fn read_abort(body: &[u8]) -> Result<(Vec<Rank>, String), Malformed> {
+    let mut reader = Reader::new(body);
+    let culprits = (0..reader.count(4, "abort")?)
+        .map(|_| reader.u32("abort").map(Rank))
+        .collect::<Result<_, _>>()?;
+    let text = reader.text("abort")?.to_owned();
+    reader.end("abort")?;
+    Ok((culprits, text))
+}
+
+fn gone(peer: Rank, why: &str) -> Error {
+    Error::new(
+        ErrorKind::PeerLost,
+        format!("rank {peer} takes no control messages any more: {why}"),
+    )
+    .blame_rank(peer)
+    .hint(format!("look at the output of rank {peer}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use hcomm_types::{HostId, ProcessId};
+
+    use super::*;
+    use crate::bootstrap::Member;
+    use crate::fake_network::Fabric;
+
+    const START: Nanos = Nanos(1_000_000_000);
+
+    struct World {
+        fabric: Fabric,
+        now: Nanos,
+        meshes: Vec<Option<Mesh>>,
+    }
+
+    fn ip(rank: usize) -> String {
+        format!("10.0.0.{}", rank + 1)
+    }
+
+    impl World {
+        fn new(size: usize) -> Self {
+            let fabric = Fabric::new(Duration::from_millis(1));
+            let listeners: Vec<MeshListener> = (0..size)
+                .map(|rank| {
+                    let address = [ip(rank).parse().unwrap()];
+                    MeshListener::listen(&fabric.host(&ip(rank)), false, &address).unwrap()
+                })
+                .collect();
+            let members = listeners.iter().enumerate().map(|(rank, listener)| Member {
+                mesh: listener.addresses().to_vec(),
+                ..Member::new(
+                    Rank::from_index(rank),
+                    u32::try_from(size).unwrap(),
+                    ProcessId { pid: 1, token: 1 },
+                    "h",
+                    HostId("h".to_owned()),
+                )
+            });
+            let roster = Roster::new(SessionId([7; 16]), members.collect(), JobKey::public());
+            let meshes = listeners
+                .into_iter()
+                .enumerate()
+                .map(|(rank, listener)| {
+                    let outside = fabric.host(&ip(rank));
+                    Some(Mesh::new(
+                        outside,
+                        listener,
+                        &roster,
+                        Rank::from_index(rank),
+                    ))
+                })
+                .collect();
+            Self {
+                fabric,
+                now: START,
+                meshes,
+            }
+        }
+
+        fn at(&mut self, rank: u32) -> &mut Mesh {
+            self.meshes[rank as usize].as_mut().unwrap()
+        }
+
+        fn state(&self, rank: u32, peer: u32) -> LinkState {
+            self.meshes[rank as usize]
+                .as_ref()
+                .unwrap()
+                .state(Rank(peer))
+                .clone()
+        }
+
+        /// Lets time pass.
+        fn run(&mut self, time: Duration) {
+            let end = self.now + time;
+            loop {
+                self.fabric.set_now(self.now);
+                loop {
+                    let before = self.fabric.events();
+                    for mesh in self.meshes.iter_mut().flatten() {
+                        mesh.poll(self.now).unwrap();
+                    }
+                    if self.fabric.events() == before {
+                        break;
+                    }
+                }
+                let wakes = self.meshes.iter().flatten();
+                let wakes = wakes.filter_map(|mesh| mesh.next_wake().moment());
+                match wakes.chain(self.fabric.next_arrival()).min() {
+                    Some(next) if next < end => self.now = next.max(Nanos(self.now.0 + 1)),
+                    _ => break,
+                }
+            }
+            self.now = end;
+        }
+
+        fn linked(size: usize) -> Self {
+            let mut world = Self::new(size);
+            let size = u32::try_from(size).unwrap();
+            for rank in 0..size {
+                for peer in (0..size).filter(|&peer| peer != rank) {
+                    world.at(rank).request(Rank(peer)).unwrap();
+                }
+            }
+            world.run(Duration::from_millis(100));
+            for rank in 0..size {
+                for peer in (0..size).filter(|&peer| peer != rank) {
+                    assert_eq!(world.state(rank, peer), LinkState::Up);
+                }
+            }
+            world
+        }
+    }
+
+    #[test]
+    fn all_pairs_link_and_messages_keep_their_order() {
+        let mut world = World::linked(4);
+        world.fabric.dribble(5);
+        for rank in 0..4u32 {
+            for peer in (0..4u32).filter(|&peer| peer != rank) {
+                for number in 0..3u8 {
+                    let body = [u8::try_from(rank).unwrap(), number];
+                    world
+                        .at(rank)
+                        .send(Rank(peer), 40 + u16::from(number), body)
+                        .unwrap();
+                }
+            }
+        }
+        world.run(Duration::from_secs(1));
+        for rank in 0..4u32 {
+            for peer in (0..4u32).filter(|&peer| peer != rank) {
+                for number in 0..3u8 {
+                    let body = vec![u8::try_from(peer).unwrap(), number];
+                    let expected = Some((40 + u16::from(number), body));
+                    assert_eq!(world.at(rank).receive(Rank(peer)), expected);
+                }
+                assert_eq!(world.at(rank).receive(Rank(peer)), None);
+            }
+        }
+    }
+
+    #[test]
+    fn a_link_that_came_before_it_was_asked_for_is_kept() {
+        let mut world = World::new(2);
+        world.at(0).send(Rank(1), 1, b"early").unwrap();
+        assert_eq!(world.state(0, 1), LinkState::Connecting);
+        assert_eq!(world.state(1, 0), LinkState::NotAsked);
+        world.run(Duration::from_secs(1));
+        assert_eq!(world.state(0, 1), LinkState::Up);
+        world.at(1).request(Rank(0)).unwrap();
+        assert_eq!(world.state(1, 0), LinkState::Up);
+        assert_eq!(world.at(1).receive(Rank(0)), Some((1, b"early".to_vec())));
+    }
+
+    #[test]
+    fn a_higher_rank_that_asks_first_waits_and_says_for_whom() {
+        let mut world = World::new(2);
+        world.at(1).send(Rank(0), 2, b"x").unwrap();
+        world.run(Duration::from_secs(30));
+        assert_eq!(world.state(1, 0), LinkState::Connecting);
+        let now = world.now;
+        assert!(
+            world
+                .at(1)
+                .describe(Rank(0), now)
+                .contains("rank 0 has not connected")
+        );
+        world.at(0).request(Rank(1)).unwrap();
+        world.run(Duration::from_secs(1));
+        assert_eq!(world.at(0).receive(Rank(1)), Some((2, b"x".to_vec())));
+    }
+
+    #[test]
+    fn large_messages_flow_through_small_pipes() {
+        let mut world = World::linked(2);
+        let body: Vec<u8> = (0..3_000_000u32).map(|i| (i % 251) as u8).collect();
+        world.at(0).send(Rank(1), 9, &body).unwrap();
+        world.run(Duration::from_secs(10));
+        assert_eq!(world.at(1).receive(Rank(0)), Some((9, body)));
+        let too_long = vec![0; MAX_MESSAGE_BYTES + 1];
+        let refused = world.at(0).send(Rank(1), 9, &too_long).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
+    }
+
+    #[test]
+    fn a_goodbye_is_told_from_a_loss_and_leaves_messages_readable() {
+        let mut world = World::linked(3);
+        world.at(1).send(Rank(0), 5, b"last").unwrap();
+        world.at(1).close();
+        world.meshes[1] = None;
+        world.meshes[2] = None; // died without a word
+        world.run(Duration::from_secs(1));
+        assert_eq!(world.state(0, 1), LinkState::Closed);
+        assert!(matches!(world.state(0, 2), LinkState::Lost { .. }));
+        assert_eq!(world.at(0).receive(Rank(1)), Some((5, b"last".to_vec())));
+        for peer in [1, 2] {
+            let error = world.at(0).send(Rank(peer), 1, b"").unwrap_err();
+            assert_eq!(
+                (error.kind(), error.culprits()),
+                (ErrorKind::PeerLost, &[Rank(peer)][..])
+            );
+        }
+    }
+
+    #[test]
+    fn an_abort_is_readable_after_its_sender_is_dead() {
+        let mut world = World::linked(2);
+        world.at(1).abort(&[Rank(0)], "out of memory");
+        world.meshes[1] = None;
+        world.run(Duration::from_secs(1));
+        let expected = LinkState::Aborted {
+            culprits: vec![Rank(0)],
+            text: "out of memory".to_owned(),
+        };
+        assert_eq!(world.state(0, 1), expected);
+    }
+
+    #[test]
+    fn a_peer_that_has_left_before_it_was_asked_for_is_lost() {
+        let mut world = World::new(2);
+        world.meshes[1] = None;
+        world.at(0).request(Rank(1)).unwrap();
+        world.run(Duration::from_secs(3));
+        let LinkState::Lost { why } = world.state(0, 1) else {
+            panic!("{:?}", world.state(0, 1));
+        };
+        assert!(why.contains("nobody listens at 10.0.0.2:"), "{why}");
+    }
+
+    #[test]
+    fn changed_bytes_cost_the_link_and_never_pass() {
+        let mut world = World::linked(2);
+        world.fabric.corrupt(&ip(0));
+        world.at(0).send(Rank(1), 1, b"hello").unwrap();
+        world.run(Duration::from_secs(1));
+        assert!(matches!(world.state(1, 0), LinkState::Lost { .. }));
+        assert_eq!(world.at(1).receive(Rank(0)), None);
+    }
+
+    #[test]
+    fn strangers_and_other_sessions_do_not_get_in() {
+        let mut world = World::new(2);
+        let at = world.meshes[1]
+            .as_ref()
+            .unwrap()
+            .door
+            .as_ref()
+            .unwrap()
+            .local_addr();
+        let outside = world.fabric.host("10.9.9.9");
+        let mut garbage = outside.network.connect(at).unwrap();
+        garbage.write(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+        let mut calls = Vec::new();
+        for (key, session, purpose) in [
+            (
+                JobKey::from_text("wrong"),
+                Some(SessionId([7; 16])),
+                Purpose::Mesh,
+            ),
+            (JobKey::public(), Some(SessionId([8; 16])), Purpose::Mesh),
+            (JobKey::public(), None, Purpose::Bootstrap),
+        ] {
+            let call = Call {
+                target: Target::Fixed(vec![at]),
+                base: *key.as_bytes(),
+                session,
+                purpose,
+                own: Rank(0),
+                peer: Rank(1),
+            };
+            calls.push((Dial::new(outside.clone(), call), None));
+        }
+        let mut wires = Vec::new();
+        for _ in 0..100 {
+            for (dial, answer) in &mut calls {
+                if let Some(mut got) = dial.poll(world.now) {
+                    if let Answer::Challenged(wire) = &mut got {
+                        wire.send(FrameType::Hello, Vec::new());
+                    }
+                    *answer = Some(got);
+                }
+                if let Some(Answer::Challenged(wire)) = answer {
+                    let _ = wire.flush();
+                    wires.extend(wire.receive().ok().flatten());
+                }
+            }
+            world.run(Duration::from_millis(1));
+        }
+        assert_eq!(wires.len(), 1, "one is told that its key is wrong");
+        assert_eq!(wires[0].kind, FrameType::Refusal);
+        assert!(matches!(calls[1].1, Some(Answer::OtherSession(_))));
+        assert!(matches!(
+            calls[2].1,
+            Some(Answer::Refused(_, crate::wire::Refusal::WrongPurpose))
+        ));
+        assert_eq!(world.state(1, 0), LinkState::NotAsked);
+        world.at(0).request(Rank(1)).unwrap();
+        world.run(Duration::from_secs(1));
+        assert_eq!(world.state(1, 0), LinkState::Up);
+    }
+
+    #[test]
+    fn impossible_peers_and_closed_meshes_are_errors() {
+        let mut world = World::new(2);
+        for peer in [0, 2] {
+            let error = world.at(0).request(Rank(peer)).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        }
+        world.at(0).close();
+        let error = world.at(0).request(Rank(1)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Closed);
+    }
+}

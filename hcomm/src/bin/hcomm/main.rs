@@ -1,0 +1,96 @@
+//! The `hcomm` command: measure, launch, look.
+
+#![forbid(unsafe_code)]
+
+mod launch;
+mod perf;
+mod run;
+mod sizes;
+mod topo;
+mod transports;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use hcomm_types::{Error, ErrorKind, Result};
+use tracing_subscriber::EnvFilter;
+
+/// Communication between ranks: measure it, start programs that use it, look at its links.
+#[derive(Debug, Parser)]
+#[command(name = "hcomm", version, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Measure a collective or a primitive, and check its results
+    Perf(perf::PerfArgs),
+    /// Start N processes of a program on this host as ranks
+    Run(run::RunArgs),
+    /// Show the rank graph: discovered, or loaded from a file
+    Topo(topo::TopoArgs),
+    /// Show each transport plugin: used, or refused because of what
+    Transports(transports::TransportsArgs),
+    /// Becomes a program tied to the life of the process that started it (used by `run`)
+    #[command(hide = true)]
+    ExecTied {
+        /// Number of the process to be tied to.
+        launcher: u32,
+        /// The program and its arguments.
+        #[arg(last = true, required = true)]
+        program: Vec<OsString>,
+    },
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match start_log().and_then(|()| dispatch(cli.command)) {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            eprintln!("hcomm: {error}");
+            ExitCode::from(if error.kind() == ErrorKind::InvalidArgument {
+                2
+            } else {
+                1
+            })
+        }
+    }
+}
+
+fn dispatch(command: Command) -> Result<u8> {
+    match command {
+        Command::Perf(args) => perf::perf(&args),
+        Command::Run(args) => run::run(args),
+        Command::Topo(args) => topo::topo(&args),
+        Command::Transports(args) => transports::transports(&args),
+        Command::ExecTied { launcher, program } => match launch::exec_tied(launcher, &program)? {},
+    }
+}
+
+/// Events to stderr: warnings, or what `HCOMM_LOG` asks for.
+fn start_log() -> Result<()> {
+    let filter = match std::env::var("HCOMM_LOG") {
+        Ok(text) => EnvFilter::try_new(&text).map_err(|error| {
+            Error::new(
+                ErrorKind::InvalidArgument,
+                format!("HCOMM_LOG=`{text}`: {error}"),
+            )
+            .hint("write a level (`debug`) or targets with levels (`hcomm=debug,warn`)")
+        })?,
+        Err(std::env::VarError::NotPresent) => EnvFilter::new("warn"),
+        Err(error) => {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!("HCOMM_LOG: {error}"),
+            ));
+        }
+    };
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .init();
+    Ok(())
+}

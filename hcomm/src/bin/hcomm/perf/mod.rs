@@ -1,0 +1,235 @@
+//! `hcomm perf`: measures an operation over a row of sizes and checks its results.
+//!
+//! Started by hand it launches the ranks itself, as processes or with `--threads` as threads of
+//! one; started by a launcher it is one rank of the launcher's job. All ranks measure; rank 0
+//! collects the slowest rank's times and prints.
+
+mod collective;
+mod pattern;
+mod primitive;
+mod report;
+mod worker;
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use hcomm_types::{DataType, Error, ErrorKind, ReduceOp, Result};
+
+use crate::launch::{self, Job};
+use crate::sizes::{self, Growth, parse_bytes};
+
+/// Measures an operation over a row of sizes. Results are checked element by element; a wrong one
+/// makes the exit code 1.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct PerfArgs {
+    /// What to measure
+    #[arg(value_enum)]
+    op: PerfOp,
+    /// Ranks to start on this host; under a launcher the number it must have started
+    #[arg(short = 'p', long = "ranks", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    ranks: Option<u32>,
+    /// Ranks as threads of one process instead of processes
+    #[arg(long)]
+    threads: bool,
+    /// First size, with K, M or G (1024)
+    #[arg(short = 'b', long = "begin", default_value = "8K", value_parser = parse_bytes)]
+    begin: u64,
+    /// Last size
+    #[arg(short = 'e', long = "end", default_value = "64M", value_parser = parse_bytes)]
+    end: u64,
+    /// Factor between sizes
+    #[arg(short = 'f', long = "factor", default_value_t = 2, conflicts_with = "step",
+          value_parser = clap::value_parser!(u64).range(2..))]
+    factor: u64,
+    /// Bytes between sizes, instead of a factor
+    #[arg(short = 'i', long = "step", value_parser = parse_bytes)]
+    step: Option<u64>,
+    /// Measured iterations a size
+    #[arg(short = 'n', long = "iterations", default_value_t = 20,
+          value_parser = clap::value_parser!(u32).range(1..))]
+    iterations: u32,
+    /// Iterations before measuring
+    #[arg(short = 'w', long = "warmup", default_value_t = 5)]
+    warmup: u32,
+    /// Data type
+    #[arg(short = 'd', long = "dtype", default_value = "fp32")]
+    dtype: DataType,
+    /// Reduce operation
+    #[arg(short = 'o', long = "redop", default_value = "sum")]
+    redop: ReduceOp,
+    /// Root of rooted operations
+    #[arg(short = 'r', long = "root", default_value_t = 0)]
+    root: u32,
+    /// Whether to check results: 1 or 0
+    #[arg(short = 'c', long = "check", default_value_t = 1,
+          value_parser = clap::value_parser!(u8).range(0..=1))]
+    check: u8,
+    /// Input and output in one buffer
+    #[arg(long)]
+    in_place: bool,
+    /// Transports to use, as in HCOMM_TRANSPORTS
+    #[arg(long)]
+    links: Option<String>,
+    /// Algorithm for all sizes, instead of the rule's choice
+    #[arg(long)]
+    algo: Option<String>,
+    /// Engine that drives the queues
+    #[arg(long, value_enum, default_value_t = EngineArg::Cpu)]
+    engine: EngineArg,
+    /// Descriptors a batch, for batch_write
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    batch: u32,
+    /// Write the result as JSON to this file; `-` prints it instead of the table
+    #[arg(long)]
+    json: Option<PathBuf>,
+}
+
+/// What can be measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub(crate) enum PerfOp {
+    /// Element-wise combination for everybody
+    AllReduce,
+    /// Everybody's input for everybody
+    AllGather,
+    /// A part of the combination for each
+    ReduceScatter,
+    /// The root's data for everybody
+    Broadcast,
+    /// Rank 0 sends to rank 1, rank 2 to rank 3, ... and back (half round trip)
+    SendRecv,
+    /// Nobody leaves before everybody has come
+    Barrier,
+    /// One-sided write and fence, pairs of ranks
+    Write,
+    /// One-sided read, pairs of ranks
+    Read,
+    /// Write with notify, ping-pong (half round trip), pairs of ranks
+    WriteNotify,
+    /// Batches of writes with one notify, pairs of ranks
+    BatchWrite,
+}
+
+impl PerfOp {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::AllReduce => "all_reduce",
+            Self::AllGather => "all_gather",
+            Self::ReduceScatter => "reduce_scatter",
+            Self::Broadcast => "broadcast",
+            Self::SendRecv => "send_recv",
+            Self::Barrier => "barrier",
+            Self::Write => "write",
+            Self::Read => "read",
+            Self::WriteNotify => "write_notify",
+            Self::BatchWrite => "batch_write",
+        }
+    }
+
+    /// Whether it runs between pairs of ranks.
+    const fn in_pairs(self) -> bool {
+        matches!(
+            self,
+            Self::SendRecv | Self::Write | Self::Read | Self::WriteNotify | Self::BatchWrite
+        )
+    }
+
+    const fn reduces(self) -> bool {
+        matches!(self, Self::AllReduce | Self::ReduceScatter)
+    }
+}
+
+/// Who drives the queues.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+enum EngineArg {
+    /// The caller
+    Cpu,
+}
+
+/// Measures, in whichever role this process has.
+///
+/// # Errors
+/// What failed, named by rank.
+pub(crate) fn perf(args: &PerfArgs) -> Result<u8> {
+    let launched = hcomm::launched()?;
+    if args.threads || launched.is_some() {
+        check(args, launched.or(args.ranks).unwrap_or(2))?;
+        if let (Some(expected), Some(size)) = (args.ranks, launched)
+            && expected != size
+        {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!("-p {expected}, but the launcher has started {size} ranks"),
+            ));
+        }
+        return if launched.is_some() {
+            worker::as_rank(args)
+        } else {
+            worker::as_threads(args, args.ranks.unwrap_or(2))
+        };
+    }
+    let ranks = args.ranks.unwrap_or(2);
+    check(args, ranks)?;
+    let myself = std::env::current_exe()
+        .map_err(|error| Error::system("finding this program's own file", error))?;
+    let mut program = vec![myself.into_os_string()];
+    program.extend(std::env::args_os().skip(1));
+    launch::run(&Job {
+        ranks,
+        program,
+        prefix: false,
+    })
+}
+
+impl PerfArgs {
+    /// Sizes asked for, in bytes.
+    fn sizes(&self) -> Vec<u64> {
+        if self.op == PerfOp::Barrier {
+            return vec![0];
+        }
+        sizes::rows(
+            self.begin,
+            self.end,
+            self.step.map_or(Growth::Factor(self.factor), Growth::Step),
+        )
+    }
+
+    fn checks(&self) -> bool {
+        self.check == 1
+    }
+
+    /// Whether stdout belongs to the JSON.
+    fn json_on_stdout(&self) -> bool {
+        self.json
+            .as_deref()
+            .is_some_and(|path| path.as_os_str() == "-")
+    }
+}
+
+fn check(args: &PerfArgs, ranks: u32) -> Result<()> {
+    let wrong = |what: String| Err(Error::new(ErrorKind::InvalidArgument, what));
+    if args.step == Some(0) {
+        return wrong("-i 0: sizes would never grow".to_owned());
+    }
+    if args.begin > args.end {
+        return wrong(format!("-b {} is larger than -e {}", args.begin, args.end));
+    }
+    if args.root >= ranks {
+        return wrong(format!(
+            "-r {}, but ranks go from 0 to {}",
+            args.root,
+            ranks - 1
+        ));
+    }
+    if args.op.in_pairs() && !ranks.is_multiple_of(2) {
+        return wrong(format!(
+            "{} runs between pairs of ranks, and {ranks} is not an even number",
+            args.op.name()
+        ));
+    }
+    if args.in_place && matches!(args.op, PerfOp::Barrier) {
+        return wrong("a barrier has no buffer to be in place".to_owned());
+    }
+    Ok(())
+}

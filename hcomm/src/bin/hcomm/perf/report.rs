@@ -1,0 +1,244 @@
+//! Rows, the table, and the JSON.
+
+use std::fs;
+use std::io::{IsTerminal as _, Write as _};
+use std::time::Duration;
+
+use hcomm::{Communicator, Source};
+use hcomm_types::{Error, Result};
+use serde::Serialize;
+
+use super::PerfArgs;
+
+/// One size, measured.
+#[derive(Debug, Serialize)]
+pub(super) struct Row {
+    pub(super) bytes: u64,
+    pub(super) count: u64,
+    pub(super) algorithm: String,
+    pub(super) iters: u32,
+    pub(super) time_us: Times,
+    pub(super) algbw_gbps: f64,
+    pub(super) busbw_gbps: f64,
+    pub(super) wrong: u64,
+}
+
+/// Times of one operation on the slowest rank, in microseconds.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(super) struct Times {
+    pub(super) min: f64,
+    pub(super) median: f64,
+    pub(super) avg: f64,
+    pub(super) max: f64,
+}
+
+impl Times {
+    /// From the seconds of each iteration; there is at least one.
+    pub(super) fn new(mut seconds: Vec<f64>) -> Self {
+        seconds.sort_by(f64::total_cmp);
+        let micros = |s: f64| s * 1e6;
+        let middle = seconds.len() / 2;
+        let median = if seconds.len().is_multiple_of(2) {
+            f64::midpoint(seconds[middle - 1], seconds[middle])
+        } else {
+            seconds[middle]
+        };
+        Self {
+            min: micros(seconds[0]),
+            median: micros(median),
+            avg: micros(seconds.iter().sum::<f64>() / seconds.len() as f64),
+            max: micros(seconds[seconds.len() - 1]),
+        }
+    }
+
+    /// Gigabytes (10⁹) a second, for so many bytes in the median time.
+    pub(super) fn gigabytes_per_second(&self, bytes: u64) -> f64 {
+        if self.median > 0.0 {
+            bytes as f64 / self.median / 1e3
+        } else {
+            0.0
+        }
+    }
+}
+
+/// The JSON of DESIGN §7.
+#[derive(Debug, Serialize)]
+struct Report<'a> {
+    op: &'static str,
+    ranks: u32,
+    dtype: &'static str,
+    redop: &'static str,
+    links: Vec<String>,
+    transports: Vec<TransportUse>,
+    engine: &'static str,
+    rows: &'a [Row],
+}
+
+#[derive(Debug, Serialize)]
+struct TransportUse {
+    name: String,
+    source: &'static str,
+    path: Option<String>,
+}
+
+/// Writes the JSON and prints what is asked for. Returns the exit code.
+///
+/// # Errors
+/// If the file cannot be written.
+pub(super) fn publish(args: &PerfArgs, comm: &Communicator, rows: &[Row]) -> Result<u8> {
+    let report = Report {
+        op: args.op.name(),
+        ranks: comm.size(),
+        dtype: args.dtype.name(),
+        redop: args.redop.name(),
+        links: comm.links_in_use(),
+        transports: comm
+            .transports_in_use()
+            .into_iter()
+            .map(|plugin| {
+                let (source, path) = match plugin.source() {
+                    Source::Linked => ("linked", None),
+                    Source::SharedObject(path) => ("so", Some(path.display().to_string())),
+                };
+                TransportUse {
+                    name: plugin.name().to_owned(),
+                    source,
+                    path,
+                }
+            })
+            .collect(),
+        engine: "cpu",
+        rows,
+    };
+    if let Some(path) = &args.json {
+        let text = serde_json::to_string(&report).map_err(|error| {
+            Error::new(
+                hcomm_types::ErrorKind::Internal,
+                format!("the JSON of the result: {error}"),
+            )
+        })?;
+        let written = if args.json_on_stdout() {
+            writeln!(std::io::stdout(), "{text}")
+        } else {
+            fs::write(path, text + "\n")
+        };
+        written.map_err(|error| Error::system(format!("writing {}", path.display()), error))?;
+    }
+    if !args.json_on_stdout() {
+        print_footer(&report);
+    }
+    Ok(u8::from(rows.iter().any(|row| row.wrong > 0)))
+}
+
+/// The head of the table, before the first row.
+pub(super) fn print_head(args: &PerfArgs, comm: &Communicator) {
+    if args.json_on_stdout() {
+        return;
+    }
+    println!(
+        "# {} on {} ranks, links: {}{}",
+        args.op.name(),
+        comm.size(),
+        comm.links_in_use().join(", "),
+        if args.in_place { ", in place" } else { "" },
+    );
+    println!(
+        "# {:>10} {:>12} {:>6} {:>6} {:>14} {:>12} {:>10} {:>10} {:>8}",
+        "bytes",
+        "count",
+        "dtype",
+        "op",
+        "algorithm",
+        "time µs",
+        "algbw GB/s",
+        "busbw GB/s",
+        "wrong"
+    );
+}
+
+/// One row of the table.
+pub(super) fn print_row(args: &PerfArgs, row: &Row) {
+    if args.json_on_stdout() {
+        return;
+    }
+    let wrong = if args.checks() {
+        row.wrong.to_string()
+    } else {
+        "-".to_owned()
+    };
+    let redop = if args.op.reduces() {
+        args.redop.name()
+    } else {
+        "-"
+    };
+    println!(
+        "{:>12} {:>12} {:>6} {:>6} {:>14} {:>12.2} {:>10.3} {:>10.3} {:>8}",
+        row.bytes,
+        row.count,
+        args.dtype.name(),
+        redop,
+        row.algorithm,
+        row.time_us.median,
+        row.algbw_gbps,
+        row.busbw_gbps,
+        wrong
+    );
+}
+
+/// A line on the terminal that says what a long run is doing.
+#[derive(Debug)]
+pub(super) struct Progress {
+    shown: bool,
+}
+
+impl Progress {
+    /// Only where stderr is a terminal, and stdout is not the same screen.
+    pub(super) fn new() -> Self {
+        Self {
+            shown: std::io::stderr().is_terminal() && !std::io::stdout().is_terminal(),
+        }
+    }
+
+    /// Says which size is being measured.
+    pub(super) fn size(&self, number: usize, of: usize, bytes: u64, spent: Duration) {
+        if self.shown {
+            eprint!(
+                "\r{number}/{of} sizes, {bytes} bytes, {:.0} s ",
+                spent.as_secs_f64()
+            );
+        }
+    }
+
+    /// Ends the line.
+    pub(super) fn end(&self) {
+        if self.shown {
+            eprintln!();
+        }
+    }
+}
+
+fn print_footer(report: &Report<'_>) {
+    for transport in &report.transports {
+        match &transport.path {
+            Some(path) => println!("# transport {}: {path}", transport.name),
+            None => println!("# transport {}: linked in", transport.name),
+        }
+    }
+    let wrong: u64 = report.rows.iter().map(|row| row.wrong).sum();
+    if wrong > 0 {
+        println!("# WRONG: {wrong} elements");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_of_an_even_number_is_between_the_middle_two() {
+        let times = Times::new(vec![4e-6, 1e-6, 2e-6, 3e-6]);
+        assert!((times.median - 2.5).abs() < 1e-9 && (times.avg - 2.5).abs() < 1e-9);
+        assert!((times.min - 1.0).abs() < 1e-9 && (times.max - 4.0).abs() < 1e-9);
+        assert!((times.gigabytes_per_second(2500) - 1.0).abs() < 1e-9);
+    }
+}

@@ -1,0 +1,76 @@
+//! `hcomm transports`: every plugin that was looked at, and what became of it.
+
+use std::fmt::Write as _;
+
+use clap::Args;
+use hcomm::{Options, Outcome, Source};
+use hcomm_types::Result;
+
+/// Shows each transport plugin: used, or refused because of what; and the devices, capabilities and
+/// limits of those in use.
+#[derive(Debug, Args)]
+pub(crate) struct TransportsArgs {
+    /// Names only: leave out devices, capabilities and limits
+    #[arg(short, long)]
+    short: bool,
+}
+
+/// Prints the report. The exit code is 1 if no transport can be used.
+///
+/// # Errors
+/// If a transport that was asked for by name cannot be used.
+pub(crate) fn transports(args: &TransportsArgs) -> Result<u8> {
+    let transports = hcomm::load_transports(&Options::from_env()?)?;
+    let mut report = String::new();
+    let mut used = 0;
+    for candidate in transports.candidates() {
+        let source = match &candidate.source {
+            Source::Linked => "linked in".to_owned(),
+            Source::SharedObject(path) => path.display().to_string(),
+        };
+        // Writing to a string cannot fail.
+        let _ = match &candidate.outcome {
+            Outcome::Used(plugin) => {
+                used += 1;
+                let (version, vendor) = (plugin.version(), plugin.vendor());
+                writeln!(
+                    report,
+                    "{}: used, version {version} by {vendor} [{source}]",
+                    candidate.name
+                )
+            }
+            Outcome::Refused(why) => {
+                writeln!(report, "{}: not used: {why} [{source}]", candidate.name)
+            }
+        };
+        if let (Outcome::Used(plugin), false) = (&candidate.outcome, args.short) {
+            for device in plugin.devices()? {
+                let capabilities: Vec<String> = device
+                    .capabilities
+                    .iter_names()
+                    .map(|(name, _)| name.to_lowercase())
+                    .collect();
+                let _ = writeln!(
+                    report,
+                    "    {}: {} at {}, {} ns, {:.1} GB/s{}\n        can: {}\n        limits: {} bytes a transfer, {} descriptors a post, {} notifies a channel, {} outstanding on one, blobs of {} bytes",
+                    device.name,
+                    device.protocol,
+                    device.address,
+                    device.latency_ns,
+                    device.bytes_per_s as f64 / 1e9,
+                    device
+                        .numa_node
+                        .map_or(String::new(), |node| format!(", NUMA node {node}")),
+                    capabilities.join(" "),
+                    device.max_transfer_bytes,
+                    device.max_batch,
+                    device.max_notifies,
+                    device.max_notify_outstanding,
+                    device.max_blob_bytes,
+                );
+            }
+        }
+    }
+    print!("{report}");
+    Ok(u8::from(used == 0))
+}

@@ -1,0 +1,191 @@
+//! The front door: communicators with shared memory linked in.
+
+use std::ops::Deref;
+
+use hcomm_ctrl::{Identity, Membership, RootInfo, RootListener, Settings};
+use hcomm_transport::{LoadOptions, Transports};
+use hcomm_types::{Error, ErrorKind, Rank, Result};
+
+/// A rank's handle of a communicator; see [`hcomm_coll::Communicator`] for what it does.
+#[derive(Debug)]
+pub struct Communicator(hcomm_coll::Communicator);
+
+/// What a communicator is made with: settings, and the transports to choose from.
+#[derive(Clone, Debug)]
+pub struct Options {
+    settings: Settings,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self::new(Settings::default())
+    }
+}
+
+impl Options {
+    /// Options with these settings.
+    #[must_use]
+    pub const fn new(settings: Settings) -> Self {
+        Self { settings }
+    }
+
+    /// Options from the `HCOMM_*` variables.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a variable that is unknown or has a bad value.
+    pub fn from_env() -> Result<Self> {
+        Settings::from_env().map(Self::new)
+    }
+
+    /// Only these transports, or all but these, in the form of `HCOMM_TRANSPORTS`.
+    #[must_use]
+    pub fn transports(mut self, list: &str) -> Self {
+        self.settings = self.settings.with_transports(list);
+        self
+    }
+
+    /// The settings.
+    #[must_use]
+    pub const fn settings(&self) -> &Settings {
+        &self.settings
+    }
+}
+
+impl Deref for Communicator {
+    type Target = hcomm_coll::Communicator;
+
+    fn deref(&self) -> &hcomm_coll::Communicator {
+        &self.0
+    }
+}
+
+impl Communicator {
+    /// Joins the communicator of all ranks that a launcher has started: `hcomm run`, torchrun,
+    /// mpirun or srun.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if no launcher's variables are set or they contradict each other;
+    /// `Timeout`, `Mismatch`, `Refused` or `PeerLost` if the ranks do not find together: on all of
+    /// them, with the ranks and values that are to blame.
+    pub fn from_env() -> Result<Self> {
+        Self::from_env_with(&Options::from_env()?)
+    }
+
+    /// [`from_env`](Self::from_env) with options instead of the `HCOMM_*` variables.
+    ///
+    /// # Errors
+    /// As `from_env`.
+    pub fn from_env_with(options: &Options) -> Result<Self> {
+        let transports = load_transports(options)?;
+        let identity = Identity::from_env()?;
+        Self::finish(Membership::join_launched(
+            &identity,
+            &options.settings,
+            &transports,
+        ))
+    }
+
+    /// Joins a communicator whose root info rank 0 has made with [`RootListener::bind`] and handed
+    /// to the others by other means. Rank 0 uses [`from_root_listener`](Self::from_root_listener).
+    ///
+    /// # Errors
+    /// As [`from_env`](Self::from_env).
+    pub fn from_root(info: &RootInfo, rank: Rank, size: u32, options: &Options) -> Result<Self> {
+        let transports = load_transports(options)?;
+        Self::finish(Membership::join_root(
+            info,
+            rank,
+            size,
+            &options.settings,
+            &transports,
+        ))
+    }
+
+    /// Joins as rank 0, with the listener behind a root info.
+    ///
+    /// # Errors
+    /// As [`from_env`](Self::from_env).
+    pub fn from_root_listener(
+        listener: RootListener,
+        size: u32,
+        options: &Options,
+    ) -> Result<Self> {
+        let transports = load_transports(options)?;
+        Self::finish(Membership::serve_root(
+            listener,
+            size,
+            &options.settings,
+            &transports,
+        ))
+    }
+
+    /// Makes `size` ranks in this process. Give each an OS thread, or keep several on one and use
+    /// the `…_on` calls.
+    ///
+    /// # Errors
+    /// As [`from_env`](Self::from_env).
+    pub fn init_all(size: u32) -> Result<Vec<Self>> {
+        Self::init_all_with(size, &Options::from_env()?)
+    }
+
+    /// [`init_all`](Self::init_all) with options instead of the `HCOMM_*` variables.
+    ///
+    /// # Errors
+    /// As [`from_env`](Self::from_env).
+    pub fn init_all_with(size: u32, options: &Options) -> Result<Vec<Self>> {
+        let transports = load_transports(options)?;
+        Membership::init_all(size, &options.settings, &transports)
+            .map_err(|error| error.in_call("init_all"))?
+            .into_iter()
+            .map(|membership| Ok(Self(hcomm_coll::Communicator::new(membership)?)))
+            .collect()
+    }
+
+    /// Leaves the communicator; see [`hcomm_coll::Communicator::close`].
+    ///
+    /// # Errors
+    /// What was still going on and failed.
+    pub fn close(self) -> Result<()> {
+        self.0.close()
+    }
+
+    fn finish(membership: Result<Membership>) -> Result<Self> {
+        let membership = membership.map_err(|error| error.in_call("init"))?;
+        Ok(Self(hcomm_coll::Communicator::new(membership)?))
+    }
+}
+
+/// Number of ranks that a launcher has started, if one has.
+///
+/// # Errors
+/// `InvalidArgument` if its variables contradict each other.
+pub fn launched() -> Result<Option<u32>> {
+    if Identity::is_announced() {
+        Ok(Some(Identity::from_env()?.size))
+    } else {
+        Ok(None)
+    }
+}
+
+/// All transports of this process, as `options` ask for them; shared memory is linked in and
+/// stands in where no plugin file of that name is found.
+///
+/// # Errors
+/// `InvalidArgument` for a selection that is not understood; `Plugin` if one that was asked for by
+/// name cannot be used.
+pub fn load_transports(options: &Options) -> Result<Transports> {
+    let settings = &options.settings;
+    let invalid = |error: String| Error::new(ErrorKind::InvalidArgument, error);
+    Transports::load(&LoadOptions {
+        selection: settings
+            .transports()
+            .map_or(Ok(Default::default()), str::parse)
+            .map_err(|error: hcomm_transport::SelectionError| invalid(error.to_string()))?,
+        path: settings
+            .transport_path()
+            .map(|path| std::env::split_paths(path).collect())
+            .unwrap_or_default(),
+        linked: vec![hcomm_transport_shm::transport_v1()],
+        reduce: hcomm_data::reduce_kernel,
+    })
+}
