@@ -180,6 +180,7 @@ impl Dial {
         } else {
             self.nobody_since = None;
         }
+        tracing::debug!(rank = %self.call.own, peer = %self.call.peer, target = %self.call.target, tries = self.tries, %problem, "an attempt to connect failed");
         self.problem = problem;
         // Half of the pause is left to chance, so that ranks that failed together do not come
         // back together.

@@ -75,6 +75,8 @@ frame_types! {
     Done = 20, 0;
     /// Either way: start-up has failed, and why.
     Failure = 21, 64 << 10;
+    /// Member to root: its deadline has passed, and it waits to hear what everybody hears.
+    Overdue = 22, 0;
     /// Mesh, server to client: the link is up.
     Welcome = 32, 0;
     /// Mesh: a message for the layers above.

@@ -1,5 +1,7 @@
 //! Start-up and mesh over real sockets of the loopback, with several ranks on one OS thread.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;

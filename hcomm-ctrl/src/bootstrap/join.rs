@@ -51,13 +51,15 @@ enum Phase {
     Waiting(Wire),
     /// We have the roster; waiting to hear that all have it.
     Acknowledged(Wire, Roster),
-    /// Our deadline has passed and the root was told: it may know more than we do, and its words
-    /// are everybody's.
+    /// We have told the root that we cannot go on: it may know more than we do, and its words are
+    /// everybody's.
     Parting {
         wire: Wire,
         error: Error,
         until: Nanos,
     },
+    /// We cannot go on, and no root knows us.
+    GivenUp(Error),
     Over,
 }
 
@@ -120,9 +122,33 @@ impl Join {
         )
     }
 
+    /// This rank cannot go on; the others are told why.
+    pub(super) fn give_up(&mut self, error: &Error, now: Nanos) {
+        let rank = self.hello.member.rank;
+        let error = if error.culprits().is_empty() {
+            error.clone().blame_rank(rank)
+        } else {
+            error.clone()
+        };
+        match std::mem::replace(&mut self.phase, Phase::Over) {
+            Phase::Waiting(mut wire) | Phase::Acknowledged(mut wire, _) => {
+                wire.send(FrameType::Failure, Verdict::of(&error).encode());
+                let _ = wire.flush();
+                let until = now + LAST_WORD;
+                self.phase = Phase::Parting { wire, error, until };
+            }
+            Phase::Parting { wire, until, .. } => {
+                self.phase = Phase::Parting { wire, error, until };
+            }
+            _ => self.phase = Phase::GivenUp(error),
+        }
+    }
+
     pub(super) const fn step(&self) -> Step {
         match self.phase {
-            Phase::Dialling | Phase::Greeting(_) | Phase::Waiting(_) => Step::Handshake,
+            Phase::Dialling | Phase::Greeting(_) | Phase::Waiting(_) | Phase::GivenUp(_) => {
+                Step::Handshake
+            }
             Phase::Acknowledged(..) | Phase::Parting { .. } => Step::Topology,
             Phase::Over => Step::Paths,
         }
@@ -158,7 +184,7 @@ impl Join {
                 wanted.extend(wire.interest());
             }
             Phase::Parting { wire, .. } => wanted.extend(wire.interest()),
-            Phase::Over => {}
+            Phase::GivenUp(_) | Phase::Over => {}
         }
     }
 
@@ -166,6 +192,7 @@ impl Join {
         match self.phase {
             Phase::Dialling => self.deadline.earlier(self.dial.next_wake()),
             Phase::Parting { until, .. } => Deadline::at(until),
+            Phase::GivenUp(_) => Deadline::at(Nanos(0)),
             _ => self.deadline,
         }
     }
@@ -257,6 +284,7 @@ impl Join {
                     }
                     Ok(None) | Err(_) => return Err(error),
                 },
+                Phase::GivenUp(error) => return Err(error),
                 Phase::Over => return Ok(None),
             }
         }
@@ -366,7 +394,7 @@ impl Join {
         let error = self.late_error(now);
         match std::mem::replace(&mut self.phase, Phase::Over) {
             Phase::Waiting(mut wire) | Phase::Acknowledged(mut wire, _) => {
-                wire.send(FrameType::Failure, Verdict::of(&error).encode());
+                wire.send(FrameType::Overdue, Vec::new());
                 // An error shows up again when the answer is awaited.
                 let _ = wire.flush();
                 self.phase = Phase::Parting {

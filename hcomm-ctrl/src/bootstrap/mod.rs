@@ -62,6 +62,9 @@ impl fmt::Display for Step {
     }
 }
 
+/// Largest communicator.
+pub const MAX_RANKS: u32 = 1 << 20;
+
 /// How long a taken port may keep us from knowing by whom.
 const PROBE: Duration = Duration::from_secs(3);
 
@@ -209,6 +212,16 @@ impl Bootstrap {
     #[must_use]
     pub const fn step(&self) -> Step {
         self.step
+    }
+
+    /// This rank cannot go on, for a reason that lies outside of start-up. The machine has to be
+    /// driven on: it tells the others, and then ends with an error.
+    pub fn give_up(&mut self, error: &Error, now: Nanos) {
+        match &mut self.role {
+            Role::Root(root) => root.give_up(error, now),
+            Role::Join(join) => join.give_up(error, now),
+            Role::Probe(probe) => probe.join.give_up(error, now),
+        }
     }
 
     fn with(role: Role) -> Self {
@@ -379,6 +392,12 @@ fn check(member: &Member, is_root: bool) -> Result<()> {
         return invalid(format!(
             "rank {} is not one of {} ranks",
             member.rank, member.size
+        ));
+    }
+    if member.size > MAX_RANKS {
+        return invalid(format!(
+            "{} ranks are more than the {MAX_RANKS} that a communicator may have",
+            member.size
         ));
     }
     if is_root != (member.rank == Rank(0)) {

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
@@ -41,6 +42,8 @@ pub(super) struct Root {
     deadline: Deadline,
     started: Nanos,
     told_progress: Nanos,
+    /// What was told then; newcomers get the same until the next time.
+    progress_body: Arc<[u8]>,
     changed: bool,
     phase: Phase,
     times: Times,
@@ -58,8 +61,10 @@ struct Joined {
 enum Trouble {
     /// It is gone, or is dropped.
     Lost(Rank, Verdict),
-    /// It has said that it gives up, and waits for an answer.
-    GaveUp(Rank, Verdict),
+    /// Its deadline has passed; it waits for an answer.
+    Overdue(Rank),
+    /// It has said why it cannot go on, and waits for an answer.
+    GaveUp(Verdict),
 }
 
 enum Phase {
@@ -77,7 +82,7 @@ enum Phase {
 struct Failing {
     verdict: Verdict,
     until: Nanos,
-    body: std::sync::Arc<[u8]>,
+    body: Arc<[u8]>,
     /// Being told: they leave when they have read it.
     parting: Vec<(Option<Rank>, Wire)>,
     /// Ranks that know or need not be told.
@@ -97,6 +102,10 @@ impl Root {
         now: Nanos,
     ) -> Self {
         let expected = own.size as usize;
+        let nobody_yet = Progress {
+            missing: (1..own.size).map(Rank).collect(),
+            notes: Vec::new(),
+        };
         Self {
             door: Door::new(
                 listener,
@@ -115,6 +124,7 @@ impl Root {
             deadline: Deadline::after(now, timeout),
             started: now,
             told_progress: now,
+            progress_body: nobody_yet.encode().into(),
             changed: true,
             phase: Phase::Gathering,
             times: Times::new(now),
@@ -277,9 +287,10 @@ impl Root {
         );
         self.changed = true;
         self.times.note_last(now, rank);
-        let progress = self.progress().encode();
         if let Some(joined) = self.joined.get_mut(&rank) {
-            joined.wire.send(FrameType::Progress, progress);
+            joined
+                .wire
+                .send(FrameType::Progress, self.progress_body.clone());
         }
     }
 
@@ -344,38 +355,30 @@ impl Root {
         })
     }
 
+    /// This rank cannot go on; the others are told why.
+    pub(super) fn give_up(&mut self, error: &Error, now: Nanos) {
+        let mut verdict = Verdict::of(error);
+        verdict.detail = format!(
+            "{} has given up: {}",
+            describe_root(&self.own),
+            verdict.detail
+        );
+        if verdict.culprits.is_empty() {
+            verdict.culprits.push(self.own.rank);
+        }
+        self.fail(now, verdict);
+    }
+
     fn hear_members(&mut self, now: Nanos) {
+        // After everything was said, leaving is right.
+        if let Phase::Finishing(_) = self.phase {
+            return;
+        }
         let mut trouble = None;
         for (&rank, joined) in &mut self.joined {
-            let who = describe(&joined.member, joined.wire.peer());
-            if let Err(error) = joined.wire.flush() {
-                trouble = Some(Trouble::Lost(rank, lost(rank, &who, &error)));
+            trouble = joined.hear(rank);
+            if trouble.is_some() {
                 break;
-            }
-            match joined.wire.receive() {
-                Ok(None) => {}
-                Ok(Some(frame)) if frame.kind == FrameType::Ack => joined.acknowledged = true,
-                Ok(Some(frame)) if frame.kind == FrameType::Failure => {
-                    let heard = Verdict::decode(&frame.body).unwrap_or_else(|malformed| {
-                        Verdict::new(ErrorKind::Internal, vec![rank], malformed.to_string())
-                    });
-                    trouble = Some(Trouble::GaveUp(rank, heard));
-                    break;
-                }
-                Ok(Some(frame)) => {
-                    let detail = format!("{who} sent an unexpected {:?} frame", frame.kind);
-                    let heard = Verdict::new(ErrorKind::Internal, vec![rank], detail);
-                    trouble = Some(Trouble::Lost(rank, heard));
-                    break;
-                }
-                Err(error) => {
-                    // After the end of everything, leaving is right.
-                    if matches!(self.phase, Phase::Finishing(_)) {
-                        continue;
-                    }
-                    trouble = Some(Trouble::Lost(rank, lost(rank, &who, &error)));
-                    break;
-                }
             }
         }
         match trouble {
@@ -387,21 +390,11 @@ impl Root {
                     failing.told.push(rank);
                 }
             }
-            // It waits to hear what everybody hears.
-            Some(Trouble::GaveUp(rank, heard)) if heard.kind == ErrorKind::Timeout => {
+            Some(Trouble::Overdue(rank)) => {
                 let verdict = self.late_verdict(rank);
                 self.fail(now, verdict);
             }
-            Some(Trouble::GaveUp(rank, mut heard)) => {
-                if let Some(joined) = self.joined.get(&rank) {
-                    let who = describe(&joined.member, joined.wire.peer());
-                    heard.detail = format!("{who} has given up: {}", heard.detail);
-                }
-                if heard.culprits.is_empty() {
-                    heard.culprits.push(rank);
-                }
-                self.fail(now, heard);
-            }
+            Some(Trouble::GaveUp(verdict)) => self.fail(now, verdict),
         }
     }
 
@@ -455,7 +448,7 @@ impl Root {
             );
             return self.fail(now, verdict);
         }
-        let body: std::sync::Arc<[u8]> = body.into();
+        let body: Arc<[u8]> = body.into();
         for joined in self.joined.values_mut() {
             joined.wire.send(FrameType::Roster, body.clone());
             // An error shows up again when the member is heard.
@@ -511,11 +504,13 @@ impl Root {
         if since >= PROGRESS_EVERY || (self.changed && since >= PROGRESS_SPACING) {
             self.told_progress = now;
             self.changed = false;
-            let body: std::sync::Arc<[u8]> = self.progress().encode().into();
+            self.progress_body = self.progress().encode().into();
             for joined in self.joined.values_mut() {
                 // A member that does not read gets the next one; nothing piles up.
                 if joined.wire.queued_bytes() == 0 {
-                    joined.wire.send(FrameType::Progress, body.clone());
+                    joined
+                        .wire
+                        .send(FrameType::Progress, self.progress_body.clone());
                 }
             }
         }
@@ -559,7 +554,7 @@ impl Root {
             Some(end) => end.min(now + GRACE),
             None => now + GRACE,
         };
-        let body: std::sync::Arc<[u8]> = verdict.encode().into();
+        let body: Arc<[u8]> = verdict.encode().into();
         let mut failing = Failing {
             verdict,
             until,
@@ -586,6 +581,37 @@ impl Root {
             .values_mut()
             // A member that is gone now was complete; its peers will notice.
             .all(|joined| joined.wire.flush().is_err() || joined.wire.queued_bytes() == 0)
+    }
+}
+
+impl Joined {
+    /// Writes, and hears everything that it has said.
+    fn hear(&mut self, rank: Rank) -> Option<Trouble> {
+        loop {
+            let heard = self.wire.flush().and_then(|()| self.wire.receive());
+            let who = describe(&self.member, self.wire.peer());
+            let frame = match heard {
+                Ok(None) => return None,
+                Ok(Some(frame)) => frame,
+                Err(error) => return Some(Trouble::Lost(rank, lost(rank, &who, &error))),
+            };
+            match frame.kind {
+                FrameType::Ack => self.acknowledged = true,
+                FrameType::Overdue => return Some(Trouble::Overdue(rank)),
+                FrameType::Failure => {
+                    let mut verdict = Verdict::decode(&frame.body).unwrap_or_else(|malformed| {
+                        Verdict::new(ErrorKind::Internal, vec![rank], malformed.to_string())
+                    });
+                    verdict.detail = format!("{who} has given up: {}", verdict.detail);
+                    return Some(Trouble::GaveUp(verdict));
+                }
+                kind => {
+                    let detail = format!("{who} sent an unexpected {kind:?} frame");
+                    let verdict = Verdict::new(ErrorKind::Internal, vec![rank], detail);
+                    return Some(Trouble::Lost(rank, verdict));
+                }
+            }
+        }
     }
 }
 

@@ -862,6 +862,100 @@ fn an_old_root_info_is_refused_by_the_next_root_at_its_port() {
 }
 
 #[test]
+fn a_rank_that_gives_up_tells_everybody_why() {
+    for who in [0, 1] {
+        let mut world = World::new();
+        for rank in 0..3 {
+            world.start(member(rank, 4));
+        }
+        world.run_until(seconds(3));
+        let cause = Error::new(ErrorKind::LimitReached, "no memory for 7 MiB").hint("free some");
+        let now = world.now;
+        world.ranks[who as usize]
+            .0
+            .as_mut()
+            .unwrap()
+            .give_up(&cause, now);
+        world.run();
+        let name = format!("rank {who} (host node{who}");
+        let words = [&*name, "has given up: no memory for 7 MiB"];
+        world.assert_all_say(&[0, 1, 2], ErrorKind::LimitReached, &[who], &words);
+    }
+}
+
+#[test]
+fn a_rank_that_gives_up_before_it_is_known_just_ends() {
+    let mut world = World::new();
+    world.start(member(1, 2));
+    world.run_until(seconds(2));
+    let now = world.now;
+    let cause = Error::new(ErrorKind::System, "no disk");
+    world.ranks[0].0.as_mut().unwrap().give_up(&cause, now);
+    world.run();
+    assert_eq!((world.error(0).kind(), world.now), (ErrorKind::System, now));
+}
+
+/// Keeps the fields of warnings as text.
+#[derive(Clone, Default)]
+struct Warnings(std::sync::Arc<std::sync::Mutex<Vec<String>>>);
+
+impl tracing::Subscriber for Warnings {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() <= tracing::Level::WARN
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        let mut line = String::new();
+        event.record(
+            &mut |field: &tracing::field::Field, value: &dyn fmt::Debug| {
+                line += &format!("{}={value:?} ", field.name());
+            },
+        );
+        self.0.lock().unwrap().push(line);
+    }
+
+    fn enter(&self, _: &tracing::span::Id) {}
+
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+#[test]
+fn refusals_and_slow_start_ups_are_warned_about() {
+    let warnings = Warnings::default();
+    tracing::subscriber::with_default(warnings.clone(), || {
+        let mut world = World::new();
+        world.start(member(0, 2));
+        for _ in 0..3 {
+            world.start_with(&ip(1), member(1, 2), Some(JobKey::from_text("wrong")));
+            world.run_until(world.now + Duration::from_secs(4));
+        }
+        world.start_with(&ip(1), member(1, 2), key());
+        world.run();
+        assert_eq!(world.roster(0).size(), 2);
+    });
+    let lines = warnings.0.lock().unwrap();
+    let [refused, slow] = &lines[..] else {
+        panic!("{lines:?}");
+    };
+    assert!(
+        refused.contains("peer=10.0.0.2:") && refused.contains("Rank(1)"),
+        "{refused}"
+    );
+    assert!(
+        slow.contains("start-up took 12.0 s") && slow.contains("rank 1 came last"),
+        "{slow}"
+    );
+}
+
+#[test]
 fn slow_start_up_says_where_the_time_went() {
     let mut times = Times::new(seconds(1));
     times.note_last(seconds(13), Rank(5));
