@@ -26,7 +26,7 @@ mod health;
 mod group;
 mod endpoint;
 
-pub use bootstrap::{Bootstrap, LIBRARY_VERSION, Member, Roster, Step};
+pub use bootstrap::{Bootstrap, LIBRARY_VERSION, MAX_RANKS, Member, Roster, Step};
 pub use frame::PROTOCOL_VERSION;
 pub use job_key::{JobKey, SessionId};
 pub use launch::{Identity, Launcher, ParseRootError, RootAddress};
