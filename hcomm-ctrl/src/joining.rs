@@ -17,7 +17,7 @@ use crate::launch::{Identity, RootAddress};
 use crate::layout::Layout;
 use crate::link_setup::{BUFFER_TAG, Home};
 use crate::machine::{Machine, drive, drive_all};
-use crate::membership::{Linking, Links, Membership, Shared, drive_links};
+use crate::membership::{Linking, Links, Membership, Shared, TaggedMemory, drive_links};
 use crate::mesh::{Mesh, MeshListener};
 use crate::outside::Outside;
 use crate::root_info::{RootInfo, RootListener};
@@ -380,7 +380,10 @@ impl Joining {
             home,
             group: self.group.clone(),
             links: Mutex::new(Links::default()),
-            memories: Mutex::new(vec![(BUFFER_TAG.to_owned(), region)]),
+            memories: Mutex::new(vec![TaggedMemory {
+                tag: BUFFER_TAG.to_owned(),
+                regions: vec![region],
+            }]),
         }))
     }
 }

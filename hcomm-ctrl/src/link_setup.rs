@@ -184,8 +184,6 @@ impl LinkSetup {
         let transport = device.create_channel(notifies, QUEUE_DEPTH)?;
         let memories = memories
             .iter()
-            // Memory of one device means nothing to another.
-            .filter(|(_, region)| region.device().info().plugin.name() == link.transport)
             .map(|(tag, region)| {
                 Ok(MemoryOffer {
                     tag: tag.clone(),

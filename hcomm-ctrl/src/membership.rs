@@ -9,7 +9,7 @@ use std::task::Poll;
 
 use hcomm_data::{Domain, Engine, Peers as _, Slice, Thread};
 use hcomm_topo::{Allowed, RankGraph};
-use hcomm_transport::{Paused, Phase, Plugin, Region, Waiter, Watch};
+use hcomm_transport::{Device, Paused, Phase, Plugin, Region, Waiter, Watch};
 use hcomm_types::{Deadline, Error, ErrorKind, Nanos, Rank, Result};
 
 use crate::endpoint::Endpoints;
@@ -44,7 +44,15 @@ pub(crate) struct Shared {
     pub(crate) home: Home,
     pub(crate) group: Option<Arc<Group>>,
     pub(crate) links: Mutex<Links>,
-    pub(crate) memories: Mutex<Vec<(String, Region)>>,
+    pub(crate) memories: Mutex<Vec<TaggedMemory>>,
+}
+
+/// Memory that channels tell the peer of.
+#[derive(Debug)]
+pub(crate) struct TaggedMemory {
+    pub(crate) tag: String,
+    /// The region itself, then the same memory as other devices know it.
+    pub(crate) regions: Vec<Region>,
 }
 
 #[derive(Debug, Default)]
@@ -115,7 +123,7 @@ impl Membership {
     /// `InvalidArgument` for a tag that is in use.
     pub fn remember(&self, tag: &str, region: Region) -> Result<Slice> {
         let mut memories = lock(&self.shared.memories);
-        if memories.iter().any(|(other, _)| other == tag) {
+        if memories.iter().any(|memory| memory.tag == tag) {
             return Err(Error::new(
                 ErrorKind::InvalidArgument,
                 format!("there is memory with the tag `{tag}` already"),
@@ -124,7 +132,7 @@ impl Membership {
             .hint("forget it first, or take another tag"));
         }
         let slice = Slice::of(&region);
-        memories.push((tag.to_owned(), region));
+        memories.push(TaggedMemory { tag: tag.to_owned(), regions: vec![region] });
         Ok(slice)
     }
 
@@ -135,7 +143,7 @@ impl Membership {
     pub fn forget(&self, tag: &str) -> Result<()> {
         let mut memories = lock(&self.shared.memories);
         let before = memories.len();
-        memories.retain(|(other, _)| other != tag);
+        memories.retain(|memory| memory.tag != tag);
         if memories.len() == before {
             return Err(Error::new(
                 ErrorKind::InvalidArgument,
@@ -150,7 +158,7 @@ impl Membership {
     ///
     /// # Errors
     /// `Unsupported` if no transport in use allocates memory.
-    pub fn device(&self) -> Result<hcomm_transport::Device> {
+    pub fn device(&self) -> Result<Device> {
         self.shared.endpoints.memory_device()
     }
 
@@ -381,7 +389,7 @@ impl Shared {
             *made - 1
         };
         lock(&self.mesh).request(peer)?;
-        let memories = lock(&self.memories).clone();
+        let memories = self.memories_on(&device)?;
         LinkSetup::new(
             self.home.clone(),
             choice.link,
@@ -390,6 +398,26 @@ impl Shared {
             notifies,
             &memories,
         )
+    }
+
+    /// All memory as the device of a link knows it: what another device has allocated is
+    /// registered with this one, too.
+    fn memories_on(&self, device: &Device) -> Result<Vec<(String, Region)>> {
+        lock(&self.memories)
+            .iter_mut()
+            .map(|memory| {
+                let known = memory.regions.iter().find(|region| region.device().is_same(device));
+                let region = match known {
+                    Some(region) => region.clone(),
+                    None => {
+                        let region = device.register_region(&memory.regions[0])?;
+                        memory.regions.push(region.clone());
+                        region
+                    }
+                };
+                Ok((memory.tag.clone(), region))
+            })
+            .collect()
     }
 
     fn give_up(&self, error: &Error) {

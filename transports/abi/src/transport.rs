@@ -30,9 +30,9 @@ pub trait Transport: Sized + 'static {
     /// Memory of this side.
     type Region: Send + Sync;
     /// A peer's region seen from here.
-    type Import: Send;
+    type Import: Send + Sync;
     /// One end of a connection.
-    type Channel: Send;
+    type Channel: Send + Sync;
 
     /// Prepares the plugin; called once.
     ///

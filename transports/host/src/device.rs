@@ -228,6 +228,12 @@ impl Device {
         &self.0.info
     }
 
+    /// Whether it is the same opening of a device.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     /// Moves everything on and hands completions to their lanes. Returns whether something
     /// happened. Comes back at once when another thread is at it.
     ///

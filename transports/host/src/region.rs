@@ -21,6 +21,8 @@ pub(crate) struct RegionInner {
     address: NonNull<u8>,
     bytes: usize,
     allocated: bool,
+    /// Whose memory it is, if it belongs to another region.
+    _owner: Option<Region>,
 }
 
 // SAFETY: slow calls may come from any thread; the address is only handed out.
@@ -72,6 +74,7 @@ impl Device {
             address,
             bytes,
             allocated: true,
+            _owner: None,
         })))
     }
 
@@ -85,6 +88,25 @@ impl Device {
     /// gone, and the caller accepts that peers read and write it meanwhile: no reference to it may
     /// live while a peer's transfer can touch it.
     pub unsafe fn register(&self, address: NonNull<u8>, bytes: usize) -> Result<Region> {
+        self.register_owned(address, bytes, None)
+    }
+
+    /// Registers the memory of a region of another device with this one, too, so that peers
+    /// reach it over either link. It lives as long as both.
+    ///
+    /// # Errors
+    /// `Unsupported`; `LimitReached` with need and limit.
+    pub fn register_region(&self, region: &Region) -> Result<Region> {
+        self.register_owned(region.address(), region.bytes(), Some(region.clone()))
+    }
+
+    /// Registers memory that stays valid by the caller's promise or because `owner` is held.
+    fn register_owned(
+        &self,
+        address: NonNull<u8>,
+        bytes: usize,
+        owner: Option<Region>,
+    ) -> Result<Region> {
         if bytes == 0 {
             return Err(Error::new(
                 ErrorKind::InvalidArgument,
@@ -93,7 +115,7 @@ impl Device {
         }
         let plugin = self.0.info.plugin;
         let mut region = std::ptr::null_mut();
-        // SAFETY: the device is alive; the memory is the caller's promise.
+        // SAFETY: the device is alive; the memory is valid until the region ends, see above.
         let status = unsafe {
             (plugin.calls.register)(
                 self.0.handle.as_ptr(),
@@ -115,6 +137,7 @@ impl Device {
             address,
             bytes,
             allocated: false,
+            _owner: owner,
         })))
     }
 }
