@@ -45,9 +45,11 @@ pub(crate) fn here() -> u64 {
 /// Makes this OS thread the home of a queue.
 pub(crate) fn adopt(queue: &Arc<Queue>, state: &mut State) {
     HERE.with(|here| {
-        if queue.home.swap(here.number, Ordering::Relaxed) == here.number {
+        // Changed only under the queue's lock, which is ours: no need to swap.
+        if queue.home.load(Ordering::Relaxed) == here.number {
             return;
         }
+        queue.home.store(here.number, Ordering::Relaxed);
         state.is_listed = false;
         let mut domains = here.domains.borrow_mut();
         domains.retain(|known| known.strong_count() > 0);
@@ -187,6 +189,8 @@ where
             let paused = self.pause();
             look_at_clock |= paused != Paused::Spun;
             if paused == Paused::Slept {
+                // What has arrived counts, even if its sender is gone by now.
+                progress(&self.devices);
                 self.drive();
                 self.check();
                 collect_devices(&mut self.devices);

@@ -32,6 +32,70 @@
 //!
 //! A [`Program`] is a list of tasks that was checked and bound once. A run of it is one entry of a
 //! queue, replayed without checks of each task and without memory from the heap.
+//!
+//! # Example
+//!
+//! Two sides in one process, connected by a transport that has been loaded before: the second one
+//! waits for what the first one writes.
+//!
+//! ```
+//! use std::{sync::Arc, time::Duration};
+//! use hcomm_data::{Channel, Domain, Engine, Peers, RemoteSlice, Slice, Thread};
+//! use hcomm_transport::{LoadOptions, Selection, SystemWaiter, Transports, WaitPolicy};
+//! use hcomm_types::{Error, Rank, Result};
+//!
+//! /// The layer above: here, the label of a channel is the rank of the peer.
+//! struct Ranks;
+//!
+//! impl Peers for Ranks {
+//!     fn check(&self) -> Result<()> {
+//!         Ok(())
+//!     }
+//!     fn explain(&self, label: u32, error: Error) -> Error {
+//!         error.blame_rank(Rank(label))
+//!     }
+//! }
+//!
+//! # fn main() -> Result<()> {
+//! # let table = hcomm_transport_loop::transport_v1();
+//! # let mut options = LoadOptions::new(vec![table], hcomm_data::reduce_kernel);
+//! # options.selection = Selection::Only(vec!["loop".to_owned()]);
+//! # let transports = Transports::load(&options)?;
+//! # let device = transports.used().next().expect("it is linked in").devices()?[0].open()?;
+//! # let ends = [device.create_channel(1, 16)?, device.create_channel(1, 16)?];
+//! # let blobs = [ends[0].blob()?, ends[1].blob()?];
+//! # let mut connecting = [ends[0].connect(blobs[1].clone()), ends[1].connect(blobs[0].clone())];
+//! # // Both ends are polled in each round: `any` would stop at the first one.
+//! # while connecting.iter_mut().filter_map(|c| c.poll().is_pending().then_some(())).count() > 0 {}
+//! let regions = [device.allocate(4096)?, device.allocate(4096)?];
+//! let mut importing = ends[0].import(regions[1].export()?);
+//! # let import = loop {
+//! #     if let std::task::Poll::Ready(import) = importing.poll() { break import? }
+//! # };
+//! let waiter = Arc::new(SystemWaiter::new(WaitPolicy::default())?);
+//! let domain = Domain::new(waiter, Arc::new(Ranks), Duration::from_secs(60));
+//! let (first, second) = (
+//!     Channel::new(ends[0].clone(), 1)?,
+//!     Channel::new(ends[1].clone(), 0)?,
+//! );
+//! let (source, target) = (
+//!     Slice::new(&regions[0], 0, 5)?,
+//!     Slice::new(&regions[1], 0, 5)?,
+//! );
+//! source.copy_from(b"hello")?;
+//!
+//! let receiver = Thread::new(&domain, Engine::Cpu, 0)?;
+//! receiver.wait(&second, 0)?; // blocked, so it is queued
+//! let sender = Thread::new(&domain, Engine::Cpu, 0)?;
+//! sender.write_with_notify(&first, &RemoteSlice::new(&import, 0, 5)?, &source, 0)?;
+//! receiver.synchronize(None)?;
+//!
+//! let mut found = [0; 5];
+//! target.copy_to(&mut found)?;
+//! assert_eq!(&found, b"hello");
+//! # Ok(())
+//! # }
+//! ```
 #![deny(unsafe_code)]
 
 mod channel;

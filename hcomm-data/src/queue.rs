@@ -165,11 +165,16 @@ impl Queue {
         self.leave(state)
     }
 
-    /// Makes this OS thread its home: what is left of it is driven here from now on.
-    pub(crate) fn come_home(self: &Arc<Self>) {
-        let mut state = self.lock();
-        driver::adopt(self, &mut state);
-        self.list_if_busy(&mut state);
+    /// Makes this OS thread its home: what is left of it is driven here from now on. Returns
+    /// whether nothing is left.
+    ///
+    /// # Errors
+    /// The cause of failure.
+    pub(crate) fn come_home(self: &Arc<Self>) -> Result<bool> {
+        let mut state = self.open(None)?;
+        state.settle(&self.domain);
+        let idle = !state.is_busy();
+        self.leave(state).map(|()| idle)
     }
 
     /// The cause of failure of this queue or its domain.

@@ -493,12 +493,9 @@ impl Thread {
     /// [`Thread::drive`] and [`Thread::is_idle`].
     pub fn synchronize(&self, timeout: Option<Duration>) -> Result<()> {
         let domain = &*self.queue.domain;
-        self.queue.come_home();
         // Most often it is done already: no clock, no list.
-        match self.queue.is_idle() {
-            Ok(false) => {}
-            Ok(true) => return self.queue.poisoned().map_or(Ok(()), Err),
-            Err(cause) => return Err(cause),
+        if self.queue.come_home()? {
+            return Ok(());
         }
         let mut wait = Wait::new(std::iter::once(&self.queue), domain, timeout);
         let idle = || match self.queue.is_idle() {
@@ -532,7 +529,7 @@ impl Thread {
     /// # Errors
     /// The first cause of this thread.
     pub fn drive(&self) -> Result<bool> {
-        self.queue.come_home();
+        self.queue.come_home()?;
         driver::drive_queues();
         if driver::progress_here() {
             driver::drive_queues();

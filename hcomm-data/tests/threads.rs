@@ -1,4 +1,5 @@
 //! Threads over links of each kind.
+#![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
 
 mod sides;
 

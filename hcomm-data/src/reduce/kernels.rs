@@ -48,7 +48,8 @@ pub(super) fn levels() -> Vec<&'static Level> {
     levels
 }
 
-/// The loop.
+/// The loop. (`wrapping_add` is `add` without the checks of debug builds, which would keep it from
+/// becoming vector code there.)
 ///
 /// # Safety
 /// As for [`Kernel`].
@@ -64,24 +65,33 @@ unsafe fn combine_all<T: Number, O: Combine>(
         for i in 0..count {
             // SAFETY: element `i` is inside both ranges by the caller's promise.
             unsafe {
-                let value = O::elements(dst.add(i).read_unaligned(), b.add(i).read_unaligned());
-                dst.add(i).write_unaligned(value);
+                let value = O::elements(
+                    dst.wrapping_add(i).read_unaligned(),
+                    b.wrapping_add(i).read_unaligned(),
+                );
+                dst.wrapping_add(i).write_unaligned(value);
             }
         }
     } else if b == dst {
         for i in 0..count {
             // SAFETY: as above.
             unsafe {
-                let value = O::elements(a.add(i).read_unaligned(), dst.add(i).read_unaligned());
-                dst.add(i).write_unaligned(value);
+                let value = O::elements(
+                    a.wrapping_add(i).read_unaligned(),
+                    dst.wrapping_add(i).read_unaligned(),
+                );
+                dst.wrapping_add(i).write_unaligned(value);
             }
         }
     } else {
         for i in 0..count {
             // SAFETY: as above, for three ranges.
             unsafe {
-                let value = O::elements(a.add(i).read_unaligned(), b.add(i).read_unaligned());
-                dst.add(i).write_unaligned(value);
+                let value = O::elements(
+                    a.wrapping_add(i).read_unaligned(),
+                    b.wrapping_add(i).read_unaligned(),
+                );
+                dst.wrapping_add(i).write_unaligned(value);
             }
         }
     }
