@@ -71,6 +71,8 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 // SAFETY: as above.
 unsafe impl Send for Import {}
+// SAFETY: as above.
+unsafe impl Sync for Import {}
 
 impl Transport for Later {
     const NAME: &'static CStr = c"later";
