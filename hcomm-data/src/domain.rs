@@ -10,7 +10,6 @@ use hcomm_types::{Error, ErrorKind, MAX_THREADS_PER_COMMUNICATOR, Result};
 use smallvec::SmallVec;
 
 use crate::failure::Failure;
-use crate::memory::same_device;
 
 /// The layer above: who the peers are, and whether they live.
 ///
@@ -123,7 +122,7 @@ impl DomainInner {
 
     pub(crate) fn attach(&self, device: &Device) {
         let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
-        if !devices.iter().any(|known| same_device(known, device)) {
+        if !devices.iter().any(|known| known.is_same(device)) {
             devices.push(device.clone());
         }
     }
@@ -132,7 +131,7 @@ impl DomainInner {
     pub(crate) fn collect_devices(&self, list: &mut SmallVec<[Device; 4]>) {
         let devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
         for device in &*devices {
-            if !list.iter().any(|known| same_device(known, device)) {
+            if !list.iter().any(|known| known.is_same(device)) {
                 list.push(device.clone());
             }
         }
@@ -143,7 +142,7 @@ impl DomainInner {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .iter()
-            .any(|known| same_device(known, device))
+            .any(|known| known.is_same(device))
     }
 
     /// Counts one more thread.

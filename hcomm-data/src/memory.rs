@@ -112,7 +112,7 @@ impl<'a> Place<'a> {
     /// The region to name in a descriptor for `device`.
     fn region_for(self, device: &Device) -> Option<&'a Region> {
         match self.owner {
-            Owner::Region(region) if same_device(region.device(), device) => Some(region),
+            Owner::Region(region) if region.device().is_same(device) => Some(region),
             _ => None,
         }
     }
@@ -143,11 +143,6 @@ impl fmt::Debug for Place<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} bytes at {:p}", self.bytes, self.address)
     }
-}
-
-/// Whether two handles are of one device. A device's info lives inside it, so its address tells.
-pub(crate) fn same_device(a: &Device, b: &Device) -> bool {
-    std::ptr::eq(a.info(), b.info())
 }
 
 /// Copies `src` to `dst`, which is as long; they may overlap. The one place where bulk bytes are
