@@ -85,7 +85,7 @@ pub(crate) struct Pair {
 }
 
 enum Far {
-    Inline(Side),
+    Inline(Box<Side>),
     Thread(Line, Option<JoinHandle<()>>),
     Process(Line, Child),
     Dead,
@@ -99,7 +99,7 @@ impl Pair {
         placement: Placement,
     ) -> Result<Self, Stop> {
         let far = match placement {
-            Placement::OneThread => Far::Inline(Side::open(info)?),
+            Placement::OneThread => Far::Inline(Box::new(Side::open(info)?)),
             Placement::TwoThreads => {
                 let (ours, theirs) = UnixStream::pair()?;
                 let (side, line) = (Side::open(info)?, Line::new(theirs)?);

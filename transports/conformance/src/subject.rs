@@ -139,7 +139,7 @@ impl Subject {
             .path
             .canonicalize()
             .map_err(|error| format!("{}: {error}", self.path.display()))?;
-        let folder = folder.parent().unwrap_or(Path::new("/")).to_owned();
+        let folder = folder.parent().unwrap_or_else(|| Path::new("/")).to_owned();
         Ok((folder, name.to_owned()))
     }
 }

@@ -248,25 +248,44 @@ fn changed_regions(case: &Case) -> Result<(), Stop> {
 }
 
 /// An end that connects with one whose partner it is not never becomes connected, and does not
-/// disturb the two that are.
+/// disturb the two that are: whether it comes first, or late, and whichever of them is the one
+/// that reaches out.
 fn not_meant(case: &Case) -> Result<(), Stop> {
     let notifies = case.info().max_notifies.min(1);
-    for intruder_first in [true, false] {
-        let mut pair = case.pair()?;
+    let mut pair = case.pair()?;
+    for round in 0..12 {
+        let intruder_first = round % 2 == 0;
+        let who = if round % 4 < 2 { Who::Near } else { Who::Far };
         let channel = pair.id();
         let [near, far] = pair.ends(channel, [notifies; 2], 16)?;
-        let intruder = create(&mut pair, Who::Near)?;
-        let request = Request::TryConnect {
+        let target = if who == Who::Near { &far } else { &near };
+        let intruder = create(&mut pair, who)?;
+        let intrude = Request::TryConnect {
             channel: intruder,
-            blob: far.clone(),
-            polls: 200,
+            blob: target.clone(),
+            polls: 100,
         };
         if intruder_first {
-            let answer = pair.ask(Who::Near, request.clone())?;
+            let answer = pair.ask(who, intrude.clone())?;
             ensure(!connected(&answer), || "the wrong end connected".to_owned())?;
+            // The right one, while the other side still does not know whom to expect.
+            let early = Request::TryConnect {
+                channel,
+                blob: target.clone(),
+                polls: 100,
+            };
+            match pair.ask(who, early)? {
+                Ok(Reply::Connected(false)) => {}
+                Ok(_) => return Err(fail("connected before the other side has tried")),
+                Err(failure) => {
+                    return Err(fail(format!(
+                        "a wrong end came first, and the right one is turned away: {failure}"
+                    )));
+                }
+            }
         }
         pair.connect(channel, near, far)?;
-        let answer = pair.ask(Who::Near, request)?;
+        let answer = pair.ask(who, intrude)?;
         ensure(!connected(&answer), || "the wrong end connected".to_owned())?;
         for who in Who::BOTH {
             pair.done(who, Request::Check { channel })?;
@@ -274,9 +293,13 @@ fn not_meant(case: &Case) -> Result<(), Stop> {
                 pair.signal(who, channel, 0, 1)?;
             }
         }
-        pair.done(Who::Near, Request::DropChannel(intruder))?;
-        pair.done(Who::Near, Request::Check { channel })?;
-        pair.done(Who::Far, Request::Check { channel })?;
+        pair.done(who, Request::DropChannel(intruder))?;
+        for who in Who::BOTH {
+            pair.done(who, Request::Check { channel })?;
+        }
+        for who in Who::BOTH {
+            pair.done(who, Request::DropChannel(channel))?;
+        }
     }
     Ok(())
 }

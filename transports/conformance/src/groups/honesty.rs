@@ -69,8 +69,10 @@ pub(crate) const CHECKS: &[Check] = &[
     ),
 ];
 
-/// A kind of operation and what it needs.
-const OPERATIONS: [(&str, Capabilities, fn(Ends) -> Op); 6] = [
+/// A kind of operation, what it needs, and an instance of it.
+type Operation = (&'static str, Capabilities, fn(Ends) -> Op);
+
+const OPERATIONS: [Operation; 6] = [
     ("write", Capabilities::WRITE, |ends| {
         Op::Write(ends, 8, None)
     }),
