@@ -42,10 +42,20 @@ impl Bound {
     }
 }
 
+/// A shape, and the algorithm that was forced for it.
+type Key = (Shape, Option<&'static str>);
+
+#[derive(Debug)]
+struct Kept {
+    bound: Arc<Bound>,
+    /// Number of its latest use.
+    used: u64,
+}
+
 /// What a communicator has planned so far.
 #[derive(Debug, Default)]
 pub(crate) struct Planner {
-    bound: HashMap<(Shape, Option<&'static str>), (Arc<Bound>, u64)>,
+    bound: HashMap<Key, Kept>,
     uses: u64,
     /// The user's choice, for operations that it can plan.
     forced: Option<&'static str>,
@@ -105,20 +115,26 @@ impl Planner {
     pub(crate) fn program(&mut self, shape: &Shape, membership: &Membership) -> Result<Arc<Bound>> {
         self.uses += 1;
         let key = (*shape, self.forced);
-        if let Some((bound, used)) = self.bound.get_mut(&key) {
-            *used = self.uses;
-            return Ok(Arc::clone(bound));
+        if let Some(kept) = self.bound.get_mut(&key) {
+            kept.used = self.uses;
+            return Ok(Arc::clone(&kept.bound));
         }
         let bound = Arc::new(self.bind(shape, membership)?);
         if self.bound.len() >= KEPT {
             let oldest = self
                 .bound
                 .iter()
-                .min_by_key(|(_, (_, used))| *used)
+                .min_by_key(|(_, kept)| kept.used)
                 .map(|(key, _)| *key);
             oldest.map(|key| self.bound.remove(&key));
         }
-        self.bound.insert(key, (Arc::clone(&bound), self.uses));
+        self.bound.insert(
+            key,
+            Kept {
+                bound: Arc::clone(&bound),
+                used: self.uses,
+            },
+        );
         Ok(bound)
     }
 

@@ -170,19 +170,11 @@ impl Health {
     }
 
     fn gave_up(&self, peer: Rank, culprits: &[Rank], text: &str) -> Error {
-        let kind = if culprits.is_empty() {
-            ErrorKind::Aborted
-        } else {
-            ErrorKind::PeerLost
-        };
-        let error = Error::new(kind, format!("{} gave up: {text}", self.describe(peer)));
-        if culprits.is_empty() {
-            error.blame_rank(peer)
-        } else {
-            culprits
-                .iter()
-                .fold(error, |error, &rank| error.blame_rank(rank))
-        }
+        // The words stay those of whoever saw it first, however often they are passed on.
+        let kind = if culprits.is_empty() { ErrorKind::Aborted } else { ErrorKind::PeerLost };
+        let blamed = if culprits.is_empty() { &[peer][..] } else { culprits };
+        let error = Error::new(kind, text).hint(format!("told by {}", self.describe(peer)));
+        blamed.iter().fold(error, |error, &rank| error.blame_rank(rank))
     }
 
     fn would_deadlock(&self) -> Result<()> {

@@ -461,6 +461,9 @@ impl Linking {
 
     /// Moves all set-ups on; whether all are done.
     fn poll(&mut self) -> Result<bool> {
+        if let Some(cause) = self.shared.domain.aborted() {
+            return Err(cause);
+        }
         let now = self.shared.waiter.now();
         lock(&self.shared.mesh).poll(now)?;
         for device in self.shared.endpoints.open() {

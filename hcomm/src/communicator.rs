@@ -179,7 +179,7 @@ pub fn load_transports(options: &Options) -> Result<Transports> {
     Transports::load(&LoadOptions {
         selection: settings
             .transports()
-            .map_or(Ok(Default::default()), str::parse)
+            .map_or_else(|| Ok(Default::default()), str::parse)
             .map_err(|error: hcomm_transport::SelectionError| invalid(error.to_string()))?,
         path: settings
             .transport_path()

@@ -223,7 +223,7 @@ fn stay(ranks: &mut [Started], inbox: &mpsc::Receiver<Event>) -> u8 {
                     send(ranks, signal);
                 }
                 if number == SIGINT || number == SIGTERM || number == SIGHUP || number == SIGQUIT {
-                    failure = failure.or(u8::try_from(128 + number).ok());
+                    failure = failure.or_else(|| u8::try_from(128 + number).ok());
                     limit = limit.or_else(|| Some((Instant::now() + GRACE, Signal::TERM)));
                 }
             }
