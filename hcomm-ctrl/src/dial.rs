@@ -13,6 +13,7 @@ use crate::door::Terms;
 use crate::frame::{FrameError, FrameType, Side};
 use crate::job_key::SessionId;
 use crate::launch::RootAddress;
+use crate::net::is_out_of_descriptors;
 use crate::outside::Outside;
 use crate::wire::{Challenge, Knock, Purpose, Refusal, Wire, WireError};
 
@@ -78,6 +79,9 @@ pub(crate) enum Answer {
     Refused(SocketAddr, Refusal),
     /// It serves another session than ours.
     OtherSession(SocketAddr),
+    /// There is no descriptor left for a socket. Trying again would take the place of whoever
+    /// could free some.
+    OutOfDescriptors(io::Error),
 }
 
 /// Where to connect, as whom, and what for.
@@ -200,8 +204,12 @@ impl Dial {
                         self.state = State::Pausing(until);
                         return None;
                     }
-                    if let Err(problem) = self.begin(now) {
-                        self.again(now, problem);
+                    match self.begin(now) {
+                        Ok(()) => {}
+                        Err(Problem::Unreachable(error)) if is_out_of_descriptors(&error) => {
+                            return Some(Answer::OutOfDescriptors(error));
+                        }
+                        Err(problem) => self.again(now, problem),
                     }
                 }
                 State::Connecting { mut wire, since } => match wire.connected() {

@@ -129,7 +129,8 @@ impl Door {
     /// # Errors
     /// The listener itself is broken, or descriptors have run out.
     pub(crate) fn poll(&mut self, now: Nanos, events: &mut Vec<Event>) -> io::Result<()> {
-        self.accept(now)?;
+        // Those who are in already do not suffer from what keeps others out.
+        let accepted = self.accept(now);
         let mut index = 0;
         while index < self.strangers.len() {
             match self.step(index, now) {
@@ -154,7 +155,7 @@ impl Door {
             }
         }
         self.bound_bytes();
-        Ok(())
+        accepted
     }
 
     pub(crate) fn interests<'a>(&'a self, wanted: &mut Vec<Interest<'a>>) {

@@ -111,7 +111,7 @@ impl Fabric {
         }
     }
 
-    /// Whether `accept` fails because descriptors have run out.
+    /// Whether `accept` and `connect` fail because descriptors have run out.
     pub(crate) fn run_out_of_descriptors(&self, yes: bool) {
         self.state().out_of_descriptors = yes;
     }
@@ -211,6 +211,9 @@ impl Network for FakeNetwork {
 
     fn connect(&self, to: SocketAddr) -> io::Result<Box<dyn Stream>> {
         let mut state = self.fabric.state();
+        if state.out_of_descriptors {
+            return Err(rustix::io::Errno::MFILE.into());
+        }
         let from = SocketAddr::new(self.ip, state.fresh_port());
         let index = state.connections.len();
         let reachable_at = state.now + state.delay;

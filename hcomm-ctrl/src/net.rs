@@ -116,6 +116,14 @@ impl Network for TcpNetwork {
     }
 }
 
+/// Whether descriptors have run out, here or in the whole system.
+pub(crate) fn is_out_of_descriptors(error: &io::Error) -> bool {
+    matches!(
+        Errno::from_io_error(error),
+        Some(Errno::MFILE | Errno::NFILE)
+    )
+}
+
 /// The address that accepts connections for every address of this host, in a family.
 pub(crate) const fn any_address(like: IpAddr) -> IpAddr {
     match like {
@@ -190,6 +198,11 @@ impl Stream for TcpConnection {
             return Err(error);
         }
         match self.stream.peer_addr() {
+            // Dialling a port of this host that nobody listens at can meet itself, when the system
+            // happens to choose that port for our end. It would keep the root from its port.
+            Ok(peer) if self.stream.local_addr().is_ok_and(|local| local == peer) => {
+                Err(ErrorKind::ConnectionRefused.into())
+            }
             Ok(_) => Ok(true),
             Err(error) if error.kind() == ErrorKind::NotConnected => Ok(false),
             Err(error) => Err(error),
@@ -261,6 +274,30 @@ mod tests {
             drop(client);
             assert_eq!(until(|| server.read(&mut buffer).unwrap()), 0);
         }
+    }
+
+    #[test]
+    fn a_connection_that_meets_itself_counts_as_refused() {
+        let free = TcpNetwork.listen("127.0.0.1:0".parse().unwrap()).unwrap();
+        let at = free.local_addr();
+        drop(free);
+        // What the system does by chance: our end gets the port that we dial.
+        let socket = socket(at).unwrap();
+        rustix::net::bind(&socket, &at).unwrap();
+        match rustix::net::connect(&socket, &at) {
+            Ok(()) | Err(Errno::INPROGRESS) => {}
+            Err(error) => panic!("{error}"),
+        }
+        let stream = TcpStream::from(socket);
+        let mut connection = TcpConnection { stream, peer: at };
+        let refused = until(|| match connection.connected() {
+            Ok(connected) => {
+                assert!(!connected);
+                None
+            }
+            Err(error) => Some(error),
+        });
+        assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use hcomm_types::Rank;
 
 use crate::codec::{Malformed, Reader, Writer};
 use crate::frame::{
-    self, ConnectionKey, Frame, FrameError, FrameType, PROTOCOL_VERSION, Seal, Side,
+    self, Body, ConnectionKey, Frame, FrameError, FrameType, PROTOCOL_VERSION, Seal, Side,
 };
 use crate::job_key::SessionId;
 use crate::net::Stream;
@@ -101,10 +101,11 @@ impl Wire {
     }
 
     /// Queues a frame.
-    pub(crate) fn send(&mut self, kind: FrameType, body: impl Into<Arc<[u8]>>) {
-        let body: Arc<[u8]> = body.into();
+    pub(crate) fn send(&mut self, kind: FrameType, body: impl Into<Body>) {
+        let body: Body = body.into();
         let seal = self.seals.as_mut().map(|(out, _)| out);
         let (header, mac) = frame::encode(self.version, kind, self.rank, &body, seal);
+        let body = body.bytes;
         if body.len() <= SHARED_BODY_BYTES {
             // One piece, so that it travels in one packet.
             let mac = mac.as_ref().map_or(&[][..], |mac| mac);

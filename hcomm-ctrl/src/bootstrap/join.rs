@@ -215,6 +215,13 @@ impl Join {
                             return Err(self.refused(&at.to_string(), refusal));
                         }
                         Some(Answer::OtherSession(at)) => return Err(other_session(at)),
+                        Some(Answer::OutOfDescriptors(error)) => {
+                            let what =
+                                format!("connect to the root at {}: {error}", self.dial.target());
+                            return Err(Error::new(ErrorKind::LimitReached, what)
+                                .blame_rank(self.hello.member.rank)
+                                .hint("raise `ulimit -n` of this rank"));
+                        }
                     }
                 }
                 Phase::Greeting(mut wire) => {

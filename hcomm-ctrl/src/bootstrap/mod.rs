@@ -4,6 +4,7 @@
 //! compares, tells everybody who is still missing, and at last sends the list of all ranks; when
 //! all have it, all go on. Whatever goes wrong is told to everybody in the same words.
 
+mod comparison;
 mod join;
 mod member;
 mod root;
@@ -78,6 +79,8 @@ enum Role {
     Root(Box<Root>),
     Join(Box<Join>),
     Probe(Box<Probe>),
+    /// Has ended. Its sockets are closed: others may wait for that.
+    Over,
 }
 
 /// Rank 0 has found its port taken, and looks by whom.
@@ -221,6 +224,7 @@ impl Bootstrap {
             Role::Root(root) => root.give_up(error, now),
             Role::Join(join) => join.give_up(error, now),
             Role::Probe(probe) => probe.join.give_up(error, now),
+            Role::Over => {}
         }
     }
 
@@ -293,13 +297,17 @@ impl Machine for Bootstrap {
         let result = match &mut self.role {
             Role::Root(root) => root.poll(now),
             Role::Join(join) => join.poll(now),
-            Role::Probe(_) => return self.poll_probe(now),
+            Role::Probe(_) => self.poll_probe(now),
+            Role::Over => Poll::Pending,
         };
-        self.step = match &self.role {
-            Role::Root(root) => root.step(),
-            Role::Join(join) => join.step(),
-            Role::Probe(_) => Step::Handshake,
-        };
+        match &self.role {
+            Role::Root(root) => self.step = root.step(),
+            Role::Join(join) => self.step = join.step(),
+            Role::Probe(_) | Role::Over => {}
+        }
+        if result.is_ready() {
+            self.role = Role::Over;
+        }
         result
     }
 
@@ -308,6 +316,7 @@ impl Machine for Bootstrap {
             Role::Root(root) => root.interests(wanted),
             Role::Join(join) => join.interests(wanted),
             Role::Probe(probe) => probe.join.interests(wanted),
+            Role::Over => {}
         }
     }
 
@@ -315,6 +324,7 @@ impl Machine for Bootstrap {
         match &self.role {
             Role::Root(root) => root.next_wake(),
             Role::Join(join) => join.next_wake(),
+            Role::Over => Deadline::NEVER,
             Role::Probe(probe) if probe.join.is_welcome() => probe.join.next_wake(),
             Role::Probe(probe) => probe.join.next_wake().earlier(Deadline::at(probe.until)),
         }

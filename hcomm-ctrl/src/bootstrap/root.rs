@@ -4,20 +4,20 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
 use hcomm_transport::Interest;
 use hcomm_types::{Deadline, Error, ErrorKind, Nanos, Rank, Result};
 
+use super::comparison::{Claim, compare, describe, describe_root, unreachable};
 use super::member::{Hello, Member, Roster, place};
 use super::verdict::{Progress, Verdict, name_ranks};
 use super::{Step, Times};
 use crate::door::{Door, Event};
-use crate::frame::{Frame, FrameType, PROTOCOL_VERSION};
+use crate::frame::{Body, Frame, FrameType, PROTOCOL_VERSION};
 use crate::job_key::{JobKey, SessionId};
-use crate::net::Listener;
+use crate::net::{Listener, is_out_of_descriptors};
 use crate::outside::Outside;
 use crate::wire::{Purpose, Wire, WireError};
 
@@ -43,7 +43,7 @@ pub(super) struct Root {
     started: Nanos,
     told_progress: Nanos,
     /// What was told then; newcomers get the same until the next time.
-    progress_body: Arc<[u8]>,
+    progress_body: Body,
     changed: bool,
     phase: Phase,
     times: Times,
@@ -82,7 +82,7 @@ enum Phase {
 struct Failing {
     verdict: Verdict,
     until: Nanos,
-    body: Arc<[u8]>,
+    body: Body,
     /// Being told: they leave when they have read it.
     parting: Vec<(Option<Rank>, Wire)>,
     /// Ranks that know or need not be told.
@@ -203,14 +203,14 @@ impl Root {
 
     fn open_door(&mut self, now: Nanos) -> io::Result<()> {
         let mut events = Vec::new();
-        self.door.poll(now, &mut events)?;
+        let polled = self.door.poll(now, &mut events);
         for event in events {
             match event {
                 Event::Proven(wire, frame) => self.admit(now, *wire, &frame),
                 Event::WrongKey { peer, claimed } => self.note_wrong_key(now, peer, claimed),
             }
         }
-        Ok(())
+        polled
     }
 
     fn note_wrong_key(&mut self, now: Nanos, peer: SocketAddr, claimed: Option<Rank>) {
@@ -296,63 +296,22 @@ impl Root {
 
     /// What speaks against a rank, if anything.
     fn objection(&self, member: &Member, peer: SocketAddr, frame: &Frame) -> Option<Verdict> {
-        let own = &self.own;
-        let (who, root) = (describe(member, peer), describe_root(own));
-        let mismatch =
-            |detail: String| Some(Verdict::new(ErrorKind::Mismatch, vec![member.rank], detail));
-        if frame.version != PROTOCOL_VERSION {
-            return mismatch(format!(
-                "{who} speaks bootstrap protocol {} (hcomm {}), {root} speaks {PROTOCOL_VERSION} (hcomm {})",
-                frame.version, member.library_version, own.library_version
-            ))
-            .map(|verdict| verdict.hint("start all ranks with the same build of hcomm"));
-        }
-        if member.library_version != own.library_version {
-            return mismatch(format!(
-                "{who} runs hcomm {}, {root} runs hcomm {}",
-                member.library_version, own.library_version
-            ))
-            .map(|verdict| verdict.hint("start all ranks with the same build of hcomm"));
-        }
-        if member.size != own.size {
-            return mismatch(format!(
-                "{who} was started for {} ranks, {root} for {}",
-                member.size, own.size
-            ))
-            .map(|verdict| {
-                verdict.hint("start all ranks with the same number of ranks (WORLD_SIZE)")
-            });
-        }
-        if member.rank.0 >= own.size || Some(member.rank) != frame.rank {
-            return mismatch(format!(
-                "{who} is not one of the {} ranks from 0 to {}",
-                own.size,
-                own.size - 1
-            ));
-        }
-        let other = if member.rank == own.rank {
-            Some(format!(
-                "{}, which listens at {}",
-                place_of(own),
-                self.door.local_addr()
+        let namesake = if member.rank == self.own.rank {
+            Some((
+                &self.own,
+                format!("listening at {}", self.door.local_addr()),
             ))
         } else {
-            self.joined
-                .get(&member.rank)
-                .map(|other| format!("{}, {}", place_of(&other.member), other.wire.peer()))
+            let other = self.joined.get(&member.rank);
+            other.map(|other| (&other.member, other.wire.peer().to_string()))
         };
-        if let Some(other) = other {
-            return mismatch(format!(
-                "two processes claim to be rank {}: {other}; and {}, {peer}",
-                member.rank,
-                place_of(member)
-            ))
-            .map(|verdict| verdict.hint("give each process its own rank (RANK)"));
-        }
-        disagreement(own, member).and_then(|(name, ours, theirs)| {
-            mismatch(format!("{name} is {theirs} at {who} and {ours} at {root}"))
-                .map(|verdict| verdict.hint(format!("give {name} the same value on all ranks")))
-        })
+        let claim = Claim {
+            member,
+            peer,
+            version: frame.version,
+            claimed: frame.rank,
+        };
+        compare(&self.own, &claim, namesake)
     }
 
     /// This rank cannot go on; the others are told why.
@@ -426,7 +385,9 @@ impl Root {
 
     /// Everybody is here: the roster goes out.
     fn spread(&mut self, now: Nanos) {
-        if let Some(verdict) = self.unreachable() {
+        let own = std::iter::once((&self.own, self.door.local_addr()));
+        let joined = self.joined.values().map(|j| (&j.member, j.wire.peer()));
+        if let Some(verdict) = unreachable(&own.chain(joined).collect::<Vec<_>>()) {
             return self.fail(now, verdict);
         }
         self.times.enter(now, Step::Topology);
@@ -448,7 +409,7 @@ impl Root {
             );
             return self.fail(now, verdict);
         }
-        let body: Arc<[u8]> = body.into();
+        let body: Body = body.into();
         for joined in self.joined.values_mut() {
             joined.wire.send(FrameType::Roster, body.clone());
             // An error shows up again when the member is heard.
@@ -459,33 +420,6 @@ impl Root {
         if self.joined.is_empty() {
             self.advance(now);
         }
-    }
-
-    /// A rank that others have to reach but that has only a loopback address.
-    fn unreachable(&self) -> Option<Verdict> {
-        let all = || {
-            let own = std::iter::once((&self.own, self.door.local_addr()));
-            own.chain(self.joined.values().map(|j| (&j.member, j.wire.peer())))
-        };
-        let (bad, peer) = all().find(|(member, _)| {
-            !member.mesh.is_empty()
-                && member.mesh.iter().all(|address| address.ip().is_loopback())
-                && all().any(|(other, _)| other.host_id != member.host_id)
-        })?;
-        let (other, other_peer) = all().find(|(other, _)| other.host_id != bad.host_id)?;
-        Some(
-            Verdict::new(
-                ErrorKind::Mismatch,
-                vec![bad.rank],
-                format!(
-                    "{} offers only {}, which {} on another host cannot reach",
-                    describe(bad, peer),
-                    bad.mesh[0].ip(),
-                    describe(other, other_peer),
-                ),
-            )
-            .hint("choose a network interface with HCOMM_SOCKET_IFNAME"),
-        )
     }
 
     fn progress(&self) -> Progress {
@@ -554,7 +488,7 @@ impl Root {
             Some(end) => end.min(now + GRACE),
             None => now + GRACE,
         };
-        let body: Arc<[u8]> = verdict.encode().into();
+        let body: Body = verdict.encode().into();
         let mut failing = Failing {
             verdict,
             until,
@@ -648,12 +582,7 @@ fn lost(rank: Rank, who: &str, error: &WireError) -> Verdict {
 }
 
 fn listener_verdict(own: &Member, at: SocketAddr, error: io::Error) -> Verdict {
-    let out_of_descriptors = [
-        rustix::io::Errno::MFILE.raw_os_error(),
-        rustix::io::Errno::NFILE.raw_os_error(),
-    ]
-    .map(Some)
-    .contains(&error.raw_os_error());
+    let out_of_descriptors = is_out_of_descriptors(&error);
     let kind = if out_of_descriptors {
         ErrorKind::LimitReached
     } else {
@@ -675,35 +604,6 @@ fn listener_verdict(own: &Member, at: SocketAddr, error: io::Error) -> Verdict {
     } else {
         verdict
     }
-}
-
-/// `rank 3 (host b, pid 7, 10.0.0.3:4444)`
-fn describe(member: &Member, peer: SocketAddr) -> String {
-    format!("rank {} ({}, {peer})", member.rank, place_of(member))
-}
-
-fn describe_root(own: &Member) -> String {
-    format!("rank {} ({})", own.rank, place_of(own))
-}
-
-fn place_of(member: &Member) -> String {
-    format!("host {}, pid {}", member.host_name, member.process.pid)
-}
-
-/// The first setting that differs: name, our value, theirs.
-fn disagreement(own: &Member, other: &Member) -> Option<(String, String, String)> {
-    let value = |member: &Member, name: &str| {
-        member
-            .settings
-            .iter()
-            .find(|(known, _)| known == name)
-            .map_or_else(|| "not set".to_owned(), |(_, value)| value.clone())
-    };
-    own.settings
-        .iter()
-        .chain(&other.settings)
-        .map(|(name, _)| (name.clone(), value(own, name), value(other, name)))
-        .find(|(_, ours, theirs)| ours != theirs)
 }
 
 /// Makes the error of a rank that cannot even begin.

@@ -17,6 +17,7 @@ struct World {
     fabric: Fabric,
     now: Nanos,
     ranks: Vec<(Option<Bootstrap>, Option<Result<Roster>>)>,
+    ended: Vec<Bootstrap>,
     /// Connections of strangers, kept open.
     strangers: Vec<Box<dyn Stream>>,
 }
@@ -47,6 +48,14 @@ fn member(rank: u32, size: u32) -> Member {
     }
 }
 
+/// One of many.
+fn member_of(rank: u32, size: u32) -> Member {
+    Member {
+        rank: Rank(rank),
+        ..member(0, size)
+    }
+}
+
 fn key() -> Option<JobKey> {
     Some(JobKey::from_text("the key"))
 }
@@ -57,6 +66,7 @@ impl World {
             fabric: Fabric::new(Duration::from_millis(1)),
             now: seconds(1),
             ranks: Vec::new(),
+            ended: Vec::new(),
             strangers: Vec::new(),
         }
     }
@@ -98,7 +108,8 @@ impl World {
                     && let Poll::Ready(end) = machine.poll(self.now)
                 {
                     *result = Some(end);
-                    *slot = None;
+                    // It stays where it is: ending has to be enough for the others.
+                    self.ended.extend(slot.take());
                     ended = true;
                 }
             }
@@ -218,6 +229,21 @@ fn all_ranks_get_the_same_roster() {
             world.assert_all_ready();
             assert!(world.elapsed() < Duration::from_secs(1));
         }
+    }
+}
+
+#[test]
+fn many_ranks_at_once_are_let_in() {
+    let size = 400;
+    let mut world = World::new();
+    world.start_with("10.0.0.1", member_of(0, size), key());
+    for rank in 1..size {
+        let ip = format!("10.1.{}.{}", rank / 200, rank % 200);
+        world.start_with(&ip, member_of(rank, size), key());
+    }
+    world.run();
+    for index in 0..size as usize {
+        assert_eq!(world.roster(index).size(), size);
     }
 }
 
@@ -702,7 +728,7 @@ fn strangers_never_disturb_the_others() {
     let mut world = World::new();
     world.start(member(0, 3));
     let half_a_knock = &crate::frame::MAGIC[..];
-    let mut huge = crate::frame::encode(1, FrameType::Knock, None, &[], None).0;
+    let mut huge = crate::frame::encode(1, FrameType::Knock, None, &Vec::new().into(), None).0;
     huge[12..].fill(0xff);
     let says: [&[u8]; 6] = [
         b"GET / HTTP/1.1\r\n\r\n",
@@ -763,12 +789,15 @@ fn running_out_of_descriptors_is_told_by_everybody() {
         world.start(member(rank, 3));
     }
     world.run_until(seconds(3));
+    world.start(member(2, 3));
+    let connecting = world.ranks[2].0.as_mut().unwrap();
+    assert!(connecting.poll(world.now).is_pending());
     world.fabric.run_out_of_descriptors(true);
     world.start(member(2, 3));
     world.run_until(seconds(4));
     world.fabric.run_out_of_descriptors(false);
     world.run();
-    for index in [0, 1] {
+    for index in [0, 1, 3] {
         assert_eq!(world.error(index).kind(), ErrorKind::LimitReached);
         assert!(
             world
