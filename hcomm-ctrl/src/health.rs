@@ -171,10 +171,20 @@ impl Health {
 
     fn gave_up(&self, peer: Rank, culprits: &[Rank], text: &str) -> Error {
         // The words stay those of whoever saw it first, however often they are passed on.
-        let kind = if culprits.is_empty() { ErrorKind::Aborted } else { ErrorKind::PeerLost };
-        let blamed = if culprits.is_empty() { &[peer][..] } else { culprits };
+        let kind = if culprits.is_empty() {
+            ErrorKind::Aborted
+        } else {
+            ErrorKind::PeerLost
+        };
+        let blamed = if culprits.is_empty() {
+            &[peer][..]
+        } else {
+            culprits
+        };
         let error = Error::new(kind, text).hint(format!("told by {}", self.describe(peer)));
-        blamed.iter().fold(error, |error, &rank| error.blame_rank(rank))
+        blamed
+            .iter()
+            .fold(error, |error, &rank| error.blame_rank(rank))
     }
 
     fn would_deadlock(&self) -> Result<()> {
@@ -195,6 +205,15 @@ impl Peers for Health {
         }
         self.news()?;
         self.would_deadlock()
+    }
+
+    fn has_left(&self, label: u32) -> bool {
+        let Ok(mut mesh) = self.mesh.try_lock() else {
+            return false;
+        };
+        // Its goodbye came before its end of the channel went away, so it is there to be read.
+        let heard = mesh.poll(self.waiter.now());
+        heard.is_ok() && matches!(mesh.state(Rank(label)), LinkState::Closed)
     }
 
     fn explain(&self, label: u32, error: Error) -> Error {

@@ -132,7 +132,10 @@ impl Membership {
             .hint("forget it first, or take another tag"));
         }
         let slice = Slice::of(&region);
-        memories.push(TaggedMemory { tag: tag.to_owned(), regions: vec![region] });
+        memories.push(TaggedMemory {
+            tag: tag.to_owned(),
+            regions: vec![region],
+        });
         Ok(slice)
     }
 
@@ -406,7 +409,10 @@ impl Shared {
         lock(&self.memories)
             .iter_mut()
             .map(|memory| {
-                let known = memory.regions.iter().find(|region| region.device().is_same(device));
+                let known = memory
+                    .regions
+                    .iter()
+                    .find(|region| region.device().is_same(device));
                 let region = match known {
                     Some(region) => region.clone(),
                     None => {
@@ -428,6 +434,9 @@ impl Shared {
     fn leave(&self) {
         self.health.close();
         lock(&self.mesh).close();
+        // Whatever is still queued on the user's threads would wait for nobody.
+        self.domain
+            .abort(Error::new(ErrorKind::Closed, "the communicator was closed").at_rank(self.rank));
         let links = std::mem::take(&mut lock(&self.links).ready);
         drop(links);
         lock(&self.memories).clear();

@@ -13,7 +13,7 @@ use crate::failure::Failure;
 
 /// The layer above: who the peers are, and whether they live.
 ///
-/// Both calls come from inside the data plane, with a queue locked: they must not call back into
+/// All calls come from inside the data plane, with a queue locked: they must not call back into
 /// a [`Thread`](crate::Thread).
 pub trait Peers: Send + Sync {
     /// Asked after each sleep of somebody who waits.
@@ -24,6 +24,13 @@ pub trait Peers: Send + Sync {
 
     /// Adds rank, host and link to an error of the channel with this label.
     fn explain(&self, label: u32, error: Error) -> Error;
+
+    /// Whether the peer of the channel with this label has left in good order: then it waits for
+    /// nothing any more, and a record for it that cannot be delivered is no failure.
+    fn has_left(&self, label: u32) -> bool {
+        let _ = label;
+        false
+    }
 }
 
 /// What a communicator's data plane shares: how to wait, who the peers are, how long a wait may
@@ -110,6 +117,10 @@ impl DomainInner {
 
     pub(crate) fn peers(&self) -> &dyn Peers {
         &*self.peers
+    }
+
+    pub(crate) fn peers_shared(&self) -> Arc<dyn Peers> {
+        Arc::clone(&self.peers)
     }
 
     /// The error of a failure, with the peer named.

@@ -44,13 +44,14 @@ pub(crate) struct State {
 
 impl Queue {
     pub(crate) fn new(domain: Arc<DomainInner>, notifies: usize) -> Arc<Self> {
+        let runner = Runner::new(domain.peers_shared(), notifies);
         Arc::new(Self {
             domain,
             notifies: (0..notifies).map(|_| AtomicU64::new(0)).collect(),
             home: AtomicU64::new(0),
             state: Mutex::new(State {
                 tasks: VecDeque::with_capacity(ROOM),
-                runner: Runner::new(notifies),
+                runner,
                 poison: None,
                 is_listed: false,
                 known_devices: SmallVec::new(),

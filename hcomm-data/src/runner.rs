@@ -12,6 +12,7 @@ use hcomm_types::{DataType, Error, ErrorKind, ReduceOp};
 use smallvec::SmallVec;
 
 use crate::channel::Channel;
+use crate::domain::Peers;
 use crate::failure::Failure;
 use crate::memory::{self, CHUNK, InFlight, Place, Transfer};
 use crate::queue::Queue;
@@ -20,6 +21,7 @@ use crate::work::{Run, Work};
 
 /// What a thread knows while it runs its tasks.
 pub(crate) struct Runner {
+    peers: Arc<dyn Peers>,
     pub(crate) in_flight: InFlight,
     /// Of each of the thread's own notifies, how many records were taken.
     taken: Box<[u64]>,
@@ -89,8 +91,9 @@ impl Reason {
 type Done = Result<bool, Failure>;
 
 impl Runner {
-    pub(crate) fn new(notifies: usize) -> Self {
+    pub(crate) fn new(peers: Arc<dyn Peers>, notifies: usize) -> Self {
         Self {
+            peers,
             in_flight: InFlight::default(),
             taken: vec![0; notifies].into(),
             at: Progress::default(),
@@ -481,10 +484,16 @@ impl Runner {
             notify,
             fingerprint,
         };
-        if self.in_flight.post(channel, &[transfer])? == 0 {
-            return self.wait_for(Reason::Room(channel.clone()));
+        match self.in_flight.post(channel, &[transfer]) {
+            Ok(0) => return self.wait_for(Reason::Room(channel.clone())),
+            Ok(_) => channel.recorded(),
+            // Whoever left in good order waits for nothing any more. Its last message may well be
+            // taken, and answered, after it is gone.
+            Err(failure)
+                if failure.error.kind() == ErrorKind::PeerLost
+                    && self.peers.has_left(channel.label()) => {}
+            Err(failure) => return Err(failure),
         }
-        channel.recorded();
         Ok(true)
     }
 
