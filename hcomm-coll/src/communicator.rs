@@ -432,6 +432,7 @@ impl Communicator {
         input: &Slice,
         output: &Slice,
     ) -> Result<()> {
+        self.membership.used_here();
         let put = || {
             self.check_shape(shape)?;
             check_bytes(shape, self.rank(), input.bytes(), output.bytes())?;

@@ -284,6 +284,30 @@ fn operations_may_follow_each_other_on_two_halves() {
     }
 }
 
+/// Messages of every length follow each other through the same two slots, though each is cut for
+/// itself.
+#[test]
+fn messages_of_different_lengths_follow_each_other() {
+    let operation = Operation::SendRecv {
+        from: Rank(1),
+        to: Rank(0),
+    };
+    let pair = by_name("pair").unwrap();
+    let plans: Vec<Plan> = [1, 64, 1000, 1023, 1024, 1025, 1154, 2048, 2049, 5000]
+        .into_iter()
+        .map(|count| {
+            let shape = shape(operation, 2, count, DataType::U8, false);
+            pair.plan(&shape, &PARAMS).unwrap()
+        })
+        .collect();
+    for first in &plans {
+        for second in &plans {
+            verify_sequence(&[first, second, first])
+                .unwrap_or_else(|finding| panic!("{}, {}: {finding}", first.shape, second.shape));
+        }
+    }
+}
+
 /// The rule is needed: a plan that lets ranks leave early may not be followed on the same half.
 #[test]
 fn a_plan_that_does_not_synchronise_may_not_follow_itself() {

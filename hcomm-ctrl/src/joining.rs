@@ -296,6 +296,7 @@ impl Joining {
             if let Err(error) = membership.ensure_links(&all) {
                 let error = error.at_rank(rank);
                 membership.give_up(&error);
+                membership.shared.linger();
                 return Err(error);
             }
         }

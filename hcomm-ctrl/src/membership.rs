@@ -6,6 +6,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
+use std::time::Duration;
 
 use hcomm_data::{Domain, Engine, Peers as _, Slice, Thread};
 use hcomm_topo::{Allowed, RankGraph};
@@ -30,6 +31,9 @@ pub struct Membership {
     /// One OS thread at a time.
     _not_sync: PhantomData<Cell<()>>,
 }
+
+/// How long a rank that failed to start stays to say why.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 
 pub(crate) struct Shared {
     pub(crate) rank: Rank,
@@ -429,6 +433,32 @@ impl Shared {
     fn give_up(&self, error: &Error) {
         self.domain.abort(error.clone());
         lock(&self.mesh).abort(error.culprits(), error.detail());
+    }
+
+    /// Stays until every control link on its way is up and has carried what was said, at most for
+    /// [`LAST_WORDS`]: a rank that gives up while the others still connect would otherwise look
+    /// like the one that was lost.
+    pub(crate) fn linger(&self) {
+        let until = Deadline::after(self.waiter.now(), LAST_WORDS);
+        let mut phase = Phase::default();
+        loop {
+            let mut mesh = lock(&self.mesh);
+            let now = self.waiter.now();
+            if mesh.poll(now).is_err() || mesh.is_settled() || until.passed(now) {
+                return;
+            }
+            let mut interests = Vec::new();
+            mesh.interests(&mut interests);
+            self.waiter.pause(
+                &mut phase,
+                &mut Watch {
+                    until: until.earlier(mesh.next_wake()),
+                    interests: &interests,
+                    devices: &[],
+                    look: &mut || false,
+                },
+            );
+        }
     }
 
     fn leave(&self) {

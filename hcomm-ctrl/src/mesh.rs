@@ -147,6 +147,8 @@ pub struct Mesh {
     /// Until we close.
     door: Option<Door>,
     links: BTreeMap<Rank, Link>,
+    /// That we give up, for links that open later.
+    given_up: Option<Body>,
 }
 
 struct Link {
@@ -156,6 +158,8 @@ struct Link {
     early: Vec<Vec<u8>>,
     received: VecDeque<(u16, Vec<u8>)>,
     received_bytes: usize,
+    /// Whether it carries the news that we give up.
+    told: bool,
 }
 
 enum Connection {
@@ -188,6 +192,7 @@ impl Mesh {
             addresses: roster.members().iter().map(|m| m.mesh.clone()).collect(),
             door: Some(door),
             links: BTreeMap::new(),
+            given_up: None,
         }
     }
 
@@ -352,7 +357,8 @@ impl Mesh {
         }
     }
 
-    /// Tells all linked ranks that this one gives up, as far as that goes without waiting.
+    /// Tells all linked ranks that this one gives up, as far as that goes without waiting; links
+    /// that are still on their way are told when they are up. Only the first call counts.
     pub fn abort(&mut self, culprits: &[Rank], text: &str) {
         let mut end = text.len().min(MAX_ABORT_TEXT);
         while !text.is_char_boundary(end) {
@@ -365,11 +371,27 @@ impl Mesh {
             writer.u32(culprit.0);
         }
         writer.text(&text[..end]);
-        let body: Body = writer.into_bytes().into();
-        for link in self.links.values_mut() {
+        self.given_up
+            .get_or_insert_with(|| writer.into_bytes().into());
+        self.tell();
+    }
+
+    /// Whether nothing is on its way: no link that was asked for is still to come up, and
+    /// everything sent has left.
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
+        self.links
+            .values()
+            .all(|link| link.state != LinkState::Connecting && link.queued_bytes() == 0)
+    }
+
+    fn tell(&mut self) {
+        let Some(body) = &self.given_up else { return };
+        for link in self.links.values_mut().filter(|link| !link.told) {
             if let Connection::Open(wire) = &mut link.connection {
                 wire.send(FrameType::Abort, body.clone());
                 let _ = wire.flush();
+                link.told = true;
             }
         }
     }
@@ -453,6 +475,7 @@ impl Link {
             early: Vec::new(),
             received: VecDeque::new(),
             received_bytes: 0,
+            told: false,
         }
     }
 

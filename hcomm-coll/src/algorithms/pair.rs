@@ -2,7 +2,9 @@
 //!
 //! Each slot has a notify that says it is free, which begins with one credit: a send that fits in
 //! the slots ends without the receiver, and the notifies are back where they began when both have
-//! ended. Slots and notifies belong to the ordered pair of ranks alone.
+//! ended. Slots and notifies belong to the ordered pair of ranks alone. Where a slot lies depends
+//! on the parameters, not on the message: the next message waits for one slot's credit while the
+//! last one may still be read from the other.
 
 use hcomm_types::Rank;
 
@@ -52,7 +54,7 @@ impl Algorithm for Pair {
         }
         for (slice, notify) in (0..slices.count()).zip((0..SLOTS).cycle()) {
             let range = slices.slice(slice);
-            let (bytes, slot) = (length(&range), Loc::scratch(slices.slot(slice)));
+            let (bytes, slot) = (length(&range), Loc::scratch(u64::from(notify) * most));
             if rank == from {
                 tasks.wait(to, notify);
                 tasks.write(to, slot, Loc::input(range.start), bytes, notify);
@@ -62,7 +64,8 @@ impl Algorithm for Pair {
                 tasks.record(from, notify);
             }
         }
-        Ok(tasks.finish(if rank == to { slices.two_slots() } else { 0 }))
+        let used = slices.count().min(u64::from(SLOTS)) * most;
+        Ok(tasks.finish(if rank == to { used } else { 0 }))
     }
 
     fn credits(&self, shape: &Shape) -> Vec<Credit> {
