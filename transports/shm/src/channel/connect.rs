@@ -30,13 +30,18 @@ pub(crate) struct Arrival {
     pub(crate) fds: Vec<OwnedFd>,
 }
 
+/// Peers that may wait for `connect` to say whether they are meant. Each has shown the channel's
+/// token, so more than one is a mistake somewhere, not a crowd.
+const MAX_ARRIVALS: usize = 8;
+
 /// Connecting between processes.
 #[derive(Debug, Default)]
 pub(super) struct Setup {
     peer: Option<ChannelBlob>,
     /// Our segment's memory until the peer has it.
     memory: Option<OwnedFd>,
-    arrival: Option<Arrival>,
+    /// Peers that knocked before `connect` said which is meant, at most [`MAX_ARRIVALS`].
+    arrivals: Vec<Arrival>,
     outgoing: Option<Outgoing>,
     fault: Option<Fault>,
 }
@@ -100,14 +105,19 @@ impl ChannelInner {
             .peer
             .as_ref()
             .is_none_or(|peer| peer.identity.is(&arrival.hello.from));
+        let known = setup
+            .arrivals
+            .iter()
+            .any(|known| known.hello.from.is(&arrival.hello.from));
         // One that is not expected, comes again or comes too late is dropped.
         if expected
-            && setup.arrival.is_none()
+            && !known
+            && setup.arrivals.len() < MAX_ARRIVALS
             && setup.fault.is_none()
             && self.link.get().is_none()
             && !self.end.destroyed.load(Ordering::Acquire)
         {
-            setup.arrival = Some(arrival);
+            setup.arrivals.push(arrival);
             drop(setup);
             self.device.host.ring();
         }
@@ -228,18 +238,18 @@ impl ChannelInner {
 
     /// The side that is connected to.
     fn receive(&self, setup: &mut Setup, peer: &ChannelBlob) -> Result<Option<Side>, Fault> {
-        let Some(arrival) = setup.arrival.take() else {
+        // Others came before this side knew whom to expect.
+        setup
+            .arrivals
+            .retain(|arrival| arrival.hello.from.is(&peer.identity));
+        let Some(arrival) = setup.arrivals.pop() else {
             return Ok(None);
         };
-        // It came before this side knew whom to expect.
-        if !arrival.hello.from.is(&peer.identity) {
-            return Ok(None);
-        }
         let Some(memory) = setup.memory.as_ref() else {
             return Ok(None);
         };
         if !self.introduce(&arrival.socket, memory, peer, Frame::Welcome)? {
-            setup.arrival = Some(arrival);
+            setup.arrivals.push(arrival);
             return Ok(None);
         }
         let Arrival {
@@ -330,7 +340,7 @@ impl Setup {
     pub(super) fn give_up(&mut self, fault: &Fault) {
         self.fault.get_or_insert_with(|| fault.clone());
         self.memory = None;
-        self.arrival = None;
+        self.arrivals.clear();
         self.outgoing = None;
     }
 }
