@@ -17,12 +17,15 @@
 //
 // * Nothing unwinds across the border and nothing blocks. A call that has to wait returns
 //   `HCOMM_STATUS_IN_PROGRESS` and is called again.
-// * Slow calls (those of `hcomm_transport_v1_t`) may come from any OS thread; the plugin serialises them
-//   where it must. Fast calls (those of `hcomm_data_ops_v1_t`) on one channel come from one OS thread at
-//   a time; `progress`, `poll` and `arm` on one device come from one OS thread at a time.
+// * Slow calls (those of `hcomm_transport_v1_t`) may come from any OS thread, also while a fast call on
+//   the same channel runs on another; the plugin serialises them where it must. Fast calls (those
+//   of `hcomm_data_ops_v1_t`) on one channel come from one OS thread at a time; `progress`, `poll` and
+//   `arm` on one device come from one OS thread at a time.
 // * Whoever allocates frees. Strings and blobs are copied into the caller's buffer.
 // * After a negative status, `last_error` on the same OS thread gives the text to it.
 // * Names of peers, ranks and hosts are not known here: a channel is the only identity.
+// * Once `check` or a completion has reported that a channel is lost or its link down, the plugin
+//   touches no local memory of its descriptors any more.
 
 #ifndef HCOMM_TRANSPORT_H
 #define HCOMM_TRANSPORT_H
@@ -76,7 +79,8 @@ typedef struct hcomm_channel_t hcomm_channel_t;
 // This plugin or device cannot do that.
 #define HCOMM_STATUS_UNSUPPORTED (-2)
 
-// Back-pressure: queue or ring full. Not an error; call `progress` and post again.
+// Back-pressure: queue or ring full. Not an error; call `progress` and post again. When room
+// appears for a channel that has said so, the plugin rings the bell or makes `wake_fd` readable.
 #define HCOMM_STATUS_NO_RESOURCE (-3)
 
 // A range lies outside its region.
@@ -400,6 +404,12 @@ typedef struct hcomm_data_ops_v1_t {
     // earlier ones. `HCOMM_STATUS_OK` when all were accepted, `HCOMM_STATUS_NO_RESOURCE` when the queue is
     // full, otherwise what is wrong with the first one that was not accepted. Descriptors done
     // inside the call have no completion; `inline_done` says how many of the accepted were.
+    //
+    // More than `max_batch` descriptors are refused with `HCOMM_STATUS_INVALID_ARGUMENT`, or accepted
+    // up to that many. Zero bytes are legal, also at the very end of a region. A record on a
+    // notify that the peer does not have is refused with `HCOMM_STATUS_INVALID_ARGUMENT` or
+    // `HCOMM_STATUS_OUT_OF_BOUNDS`. After the loss of the peer, descriptors that were accepted and
+    // have not completed get a completion with the error.
     int32_t (*post)(hcomm_channel_t *channel,
                     const struct hcomm_descriptor_v1_t *descriptors,
                     uint32_t count,
@@ -496,8 +506,8 @@ typedef struct hcomm_transport_v1_t {
     // Connects with the end that made the blob; both sides call it, again and again while it is
     // in progress.
     int32_t (*connect)(hcomm_channel_t *channel, const uint8_t *blob, uint32_t len);
-    // Destroys an end. What was accepted and not completed is dropped; the peer's end reports
-    // `HCOMM_STATUS_PEER_LOST` from `check`.
+    // Destroys an end. What was accepted and not completed is dropped without a completion; the
+    // peer's end reports `HCOMM_STATUS_PEER_LOST` from `check`.
     int32_t (*destroy_channel)(hcomm_channel_t *channel);
     // Fills in the counters of a device. *Optional.*
     int32_t (*counters)(hcomm_device_t *device, struct hcomm_counters_v1_t *out);

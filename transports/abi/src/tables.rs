@@ -4,12 +4,15 @@
 //!
 //! * Nothing unwinds across the border and nothing blocks. A call that has to wait returns
 //!   [`STATUS_IN_PROGRESS`] and is called again.
-//! * Slow calls (those of [`TransportV1`]) may come from any OS thread; the plugin serialises them
-//!   where it must. Fast calls (those of [`DataOpsV1`]) on one channel come from one OS thread at
-//!   a time; `progress`, `poll` and `arm` on one device come from one OS thread at a time.
+//! * Slow calls (those of [`TransportV1`]) may come from any OS thread, also while a fast call on
+//!   the same channel runs on another; the plugin serialises them where it must. Fast calls (those
+//!   of [`DataOpsV1`]) on one channel come from one OS thread at a time; `progress`, `poll` and
+//!   `arm` on one device come from one OS thread at a time.
 //! * Whoever allocates frees. Strings and blobs are copied into the caller's buffer.
 //! * After a negative status, `last_error` on the same OS thread gives the text to it.
 //! * Names of peers, ranks and hosts are not known here: a channel is the only identity.
+//! * Once `check` or a completion has reported that a channel is lost or its link down, the plugin
+//!   touches no local memory of its descriptors any more.
 
 use core::ffi::{c_char, c_void};
 
@@ -31,7 +34,8 @@ pub const STATUS_IN_PROGRESS: i32 = 1;
 pub const STATUS_INVALID_ARGUMENT: i32 = -1;
 /// This plugin or device cannot do that.
 pub const STATUS_UNSUPPORTED: i32 = -2;
-/// Back-pressure: queue or ring full. Not an error; call `progress` and post again.
+/// Back-pressure: queue or ring full. Not an error; call `progress` and post again. When room
+/// appears for a channel that has said so, the plugin rings the bell or makes `wake_fd` readable.
 pub const STATUS_NO_RESOURCE: i32 = -3;
 /// A range lies outside its region.
 pub const STATUS_OUT_OF_BOUNDS: i32 = -4;
@@ -490,8 +494,8 @@ pub struct TransportV1 {
     /// in progress.
     pub connect:
         Option<unsafe extern "C" fn(channel: *mut Channel, blob: *const u8, len: u32) -> i32>,
-    /// Destroys an end. What was accepted and not completed is dropped; the peer's end reports
-    /// [`STATUS_PEER_LOST`] from `check`.
+    /// Destroys an end. What was accepted and not completed is dropped without a completion; the
+    /// peer's end reports [`STATUS_PEER_LOST`] from `check`.
     pub destroy_channel: Option<unsafe extern "C" fn(channel: *mut Channel) -> i32>,
     /// Fills in the counters of a device. *Optional.*
     pub counters: Option<unsafe extern "C" fn(device: *mut Device, out: *mut CountersV1) -> i32>,
@@ -514,6 +518,12 @@ pub struct DataOpsV1 {
     /// earlier ones. [`STATUS_OK`] when all were accepted, [`STATUS_NO_RESOURCE`] when the queue is
     /// full, otherwise what is wrong with the first one that was not accepted. Descriptors done
     /// inside the call have no completion; `inline_done` says how many of the accepted were.
+    ///
+    /// More than `max_batch` descriptors are refused with [`STATUS_INVALID_ARGUMENT`], or accepted
+    /// up to that many. Zero bytes are legal, also at the very end of a region. A record on a
+    /// notify that the peer does not have is refused with [`STATUS_INVALID_ARGUMENT`] or
+    /// [`STATUS_OUT_OF_BOUNDS`]. After the loss of the peer, descriptors that were accepted and
+    /// have not completed get a completion with the error.
     pub post: Option<
         unsafe extern "C" fn(
             channel: *mut Channel,
