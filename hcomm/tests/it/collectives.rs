@@ -1,0 +1,404 @@
+//! Every collective: ranks in threads and in processes, types, operations, sizes, algorithms.
+
+use std::fs::OpenOptions;
+use std::io::Write as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+use hcomm::{Communicator, ErrorKind, Rank, ReduceOp};
+
+use crate::job::{self, Job};
+use crate::sample::{Sample, assert_same, combined, each_type, samples, unwritten};
+use crate::team;
+
+/// Up to this many bytes, input times ranks, the rule takes one step; see the planner.
+const SWITCH_BYTES: usize = 128 << 10;
+
+const ALGORITHMS: [&str; 3] = ["mesh_one_shot", "mesh_two_shot", "ring"];
+
+pub(crate) fn all_reduce<T: Sample>(
+    comm: &Communicator,
+    op: ReduceOp,
+    count: usize,
+    in_place: bool,
+) {
+    let what = format!(
+        "all_reduce of {count} {} ({op}), in place: {in_place}",
+        T::DATA_TYPE
+    );
+    let rank = comm.rank().0;
+    let mut input = samples::<T>(op, rank, 0, count);
+    let expected = combined::<T>(op, comm.size(), 0, count);
+    if in_place {
+        comm.all_reduce_in_place(&mut input, op).expect(&what);
+        assert_same(what, &input, &expected);
+    } else {
+        let mut output = unwritten::<T>(op, count);
+        comm.all_reduce(&input, &mut output, op).expect(&what);
+        assert_same(&what, &output, &expected);
+        assert_same(what + ": input", &input, &samples(op, rank, 0, count));
+    }
+}
+
+pub(crate) fn reduce_scatter<T: Sample>(
+    comm: &Communicator,
+    op: ReduceOp,
+    count: usize,
+    in_place: bool,
+) {
+    let what = format!(
+        "reduce_scatter of {count} {} ({op}), in place: {in_place}",
+        T::DATA_TYPE
+    );
+    let (rank, size) = (comm.rank().0, comm.size());
+    let whole = count * size as usize;
+    let first = rank as usize * count;
+    let mut input = samples::<T>(op, rank, 0, whole);
+    let expected = combined::<T>(op, size, first, count);
+    let mut before = samples::<T>(op, rank, 0, whole);
+    if in_place {
+        comm.reduce_scatter_in_place(&mut input, op).expect(&what);
+        // The other parts keep what they had.
+        before[first..first + count].copy_from_slice(&expected);
+        assert_same(what, &input, &before);
+    } else {
+        let mut output = unwritten::<T>(op, count);
+        comm.reduce_scatter(&input, &mut output, op).expect(&what);
+        assert_same(&what, &output, &expected);
+        assert_same(what + ": input", &input, &before);
+    }
+}
+
+pub(crate) fn all_gather<T: Sample>(comm: &Communicator, count: usize, in_place: bool) {
+    let what = format!(
+        "all_gather of {count} {}, in place: {in_place}",
+        T::DATA_TYPE
+    );
+    let (rank, size, op) = (comm.rank().0, comm.size(), ReduceOp::Sum);
+    let first = rank as usize * count;
+    let input = samples::<T>(op, rank, 0, count);
+    let expected: Vec<T> = (0..size)
+        .flat_map(|rank| samples(op, rank, 0, count))
+        .collect();
+    let mut output = unwritten::<T>(op, count * size as usize);
+    if in_place {
+        output[first..first + count].copy_from_slice(&input);
+        comm.all_gather_in_place(&mut output).expect(&what);
+    } else {
+        comm.all_gather(&input, &mut output).expect(&what);
+    }
+    assert_same(what, &output, &expected);
+}
+
+pub(crate) fn broadcast<T: Sample>(comm: &Communicator, count: usize, root: u32) {
+    let what = format!("broadcast of {count} {} from {root}", T::DATA_TYPE);
+    let mut buffer = samples::<T>(ReduceOp::Sum, comm.rank().0, 0, count);
+    comm.broadcast(&mut buffer, Rank(root)).expect(&what);
+    assert_same(what, &buffer, &samples(ReduceOp::Sum, root, 0, count));
+}
+
+/// Every type with every operation, on counts that no power of two divides.
+pub(crate) fn every_type_and_op(comm: &Communicator) {
+    each_type!(T => {
+        for op in ReduceOp::ALL {
+            for (count, in_place) in [(1, true), (1, false), (37, false), (131, true)] {
+                all_reduce::<T>(comm, op, count, in_place);
+            }
+            reduce_scatter::<T>(comm, op, 13, false);
+            reduce_scatter::<T>(comm, op, 7, true);
+        }
+        all_gather::<T>(comm, 11, false);
+        all_gather::<T>(comm, 5, true);
+        broadcast::<T>(comm, 23, comm.size() - 1);
+    });
+}
+
+/// Every collective on nothing, one byte, odd and prime counts, and around the switch.
+pub(crate) fn every_size<T: Sample>(comm: &Communicator) {
+    let ranks = comm.size() as usize;
+    let switch = SWITCH_BYTES / size_of::<T>() / ranks;
+    for count in [
+        0,
+        1,
+        2,
+        3,
+        17,
+        1009,
+        switch - 1,
+        switch,
+        switch + 1,
+        2 * switch + 3,
+    ] {
+        for in_place in [false, true] {
+            all_reduce::<T>(comm, ReduceOp::Sum, count, in_place);
+            reduce_scatter::<T>(comm, ReduceOp::Max, count, in_place);
+            all_gather::<T>(comm, count, in_place);
+        }
+        for root in 0..comm.size() {
+            broadcast::<T>(comm, count, root);
+        }
+    }
+}
+
+/// Every algorithm by name, on sizes that all of them can plan.
+pub(crate) fn every_algorithm(comm: &Communicator) {
+    for algorithm in ALGORITHMS {
+        comm.force_algorithm(Some(algorithm)).unwrap();
+        for count in [0, 1, 5, 997, 4099] {
+            for in_place in [false, true] {
+                all_reduce::<f32>(comm, ReduceOp::Sum, count, in_place);
+                reduce_scatter::<i64>(comm, ReduceOp::Min, count, in_place);
+                all_gather::<u16>(comm, count, in_place);
+            }
+            for root in 0..comm.size() {
+                broadcast::<i8>(comm, count, root);
+            }
+        }
+        // What a forced algorithm cannot do goes on by the rule.
+        comm.barrier().unwrap();
+    }
+    comm.force_algorithm(None).unwrap();
+}
+
+fn threads(size: u32, work: impl Fn(&Communicator) + Send + Sync + 'static) {
+    team::run(size, move |comm| {
+        work(&comm);
+        comm.close().unwrap();
+    });
+}
+
+#[test]
+fn one_rank() {
+    threads(1, |comm| {
+        every_type_and_op(comm);
+        every_size::<i8>(comm);
+        every_algorithm(comm);
+        comm.barrier().unwrap();
+    });
+}
+
+#[test]
+fn types_and_ops_on_two_threads() {
+    threads(2, every_type_and_op);
+}
+
+#[test]
+fn types_and_ops_on_three_threads() {
+    threads(3, every_type_and_op);
+}
+
+#[test]
+fn types_and_ops_on_seven_threads() {
+    threads(7, every_type_and_op);
+}
+
+#[test]
+fn sizes_on_two_threads() {
+    threads(2, every_size::<u8>);
+}
+
+#[test]
+fn sizes_on_three_threads() {
+    threads(3, every_size::<f32>);
+}
+
+#[test]
+fn sizes_on_five_threads() {
+    threads(5, every_size::<i16>);
+}
+
+#[test]
+fn sizes_on_eight_threads() {
+    threads(8, every_size::<f64>);
+}
+
+#[test]
+fn algorithms_on_two_threads() {
+    threads(2, every_algorithm);
+}
+
+#[test]
+fn algorithms_on_four_threads() {
+    threads(4, every_algorithm);
+}
+
+#[test]
+fn algorithms_on_five_threads() {
+    threads(5, every_algorithm);
+}
+
+#[test]
+fn algorithms_on_seven_threads() {
+    threads(7, every_algorithm);
+}
+
+#[test]
+fn algorithms_on_eight_threads() {
+    threads(8, every_algorithm);
+}
+
+/// With the smallest buffer there is, data goes through scratch memory in many rounds.
+#[test]
+fn many_rounds_through_a_small_buffer() {
+    for size in [2, 3, 5] {
+        team::run_with(size, &team::small_buffer(64 << 10), |comm| {
+            for algorithm in [None, Some("mesh_two_shot"), Some("ring")] {
+                comm.force_algorithm(algorithm).unwrap();
+                for count in [9_973, 50_021] {
+                    all_reduce::<f64>(&comm, ReduceOp::Sum, count, false);
+                    all_reduce::<i32>(&comm, ReduceOp::Prod, count, true);
+                    reduce_scatter::<u16>(&comm, ReduceOp::Max, count, true);
+                    all_gather::<u32>(&comm, count, false);
+                    broadcast::<i64>(&comm, count, comm.size() / 2);
+                }
+            }
+            comm.close().unwrap();
+        });
+    }
+}
+
+/// More than the default buffer holds, and an odd number of bytes.
+#[test]
+fn more_than_the_buffer_holds() {
+    threads(3, |comm| {
+        all_reduce::<u8>(comm, ReduceOp::Sum, (9 << 20) + 1, true);
+        all_gather::<i16>(comm, (3 << 20) + 1, false);
+        broadcast::<u8>(comm, (17 << 20) + 3, 2);
+    });
+}
+
+#[test]
+fn every_collective_between_two_processes() {
+    job::all_succeed(&mut Job::new("collectives", 2).start());
+}
+
+#[test]
+fn every_collective_between_three_processes() {
+    job::all_succeed(&mut Job::new("collectives", 3).start());
+}
+
+#[test]
+fn sizes_and_algorithms_between_five_processes() {
+    job::all_succeed(&mut Job::new("sizes", 5).start());
+}
+
+/// Once, a gigabyte.
+#[test]
+fn a_gigabyte_between_two_processes() {
+    job::all_succeed(&mut Job::new("gigabyte", 2).start());
+}
+
+/// A barrier lets nobody through before all have come.
+#[test]
+fn a_barrier_waits_for_everybody() {
+    const ROUNDS: usize = 200;
+    for size in [2, 3, 8] {
+        let came = Arc::new(AtomicUsize::new(0));
+        threads(size, move |comm| {
+            let size = comm.size() as usize;
+            for round in 0..ROUNDS {
+                // Each round another rank is the last.
+                if comm.rank().index() == round % size {
+                    (0..20).for_each(|_| thread::yield_now());
+                }
+                came.fetch_add(1, Ordering::SeqCst);
+                comm.barrier().unwrap();
+                let seen = came.load(Ordering::SeqCst);
+                assert!(
+                    seen >= size * (round + 1),
+                    "rank {} left barrier {round} when {seen} had come",
+                    comm.rank()
+                );
+            }
+        });
+    }
+}
+
+#[test]
+fn a_barrier_waits_for_every_process() {
+    let file = std::env::temp_dir().join(format!("hcomm-barrier-{}", std::process::id()));
+    std::fs::write(&file, "").unwrap();
+    job::all_succeed(
+        &mut Job::new("barrier", 4)
+            .set("ITEST_FILE", file.display())
+            .start(),
+    );
+    std::fs::remove_file(&file).unwrap();
+}
+
+/// One byte a rank and round in a file that all append to.
+pub(crate) fn barriers_over_a_file(comm: &Communicator) {
+    let path = std::env::var("ITEST_FILE").expect("ITEST_FILE");
+    let mut file = OpenOptions::new().append(true).open(&path).unwrap();
+    for round in 1..=100 {
+        file.write_all(b"x").unwrap();
+        comm.barrier().unwrap();
+        let came = std::fs::metadata(&path).unwrap().len();
+        assert!(
+            came >= u64::from(comm.size()) * round,
+            "rank {} left barrier {round} when {came} had come",
+            comm.rank()
+        );
+    }
+}
+
+/// In place, in blocks that differ; whole blocks are copied and compared, since this program is
+/// not optimised.
+pub(crate) fn a_gigabyte(comm: &Communicator) {
+    const BLOCK: usize = 4099;
+    const COUNT: usize = (1 << 30) / size_of::<f32>();
+    let patterns = |rank: u32| -> Vec<Vec<f32>> {
+        (0..7)
+            .map(|block| samples(ReduceOp::Sum, rank, block * BLOCK, BLOCK))
+            .collect()
+    };
+    let mine = patterns(comm.rank().0);
+    let mut data = vec![0.0f32; COUNT];
+    for (number, block) in data.chunks_mut(BLOCK).enumerate() {
+        let len = block.len();
+        block.copy_from_slice(&mine[number % 7][..len]);
+        block[0] = (number as u32 * (comm.rank().0 + 1)) as f32;
+    }
+    comm.all_reduce_in_place(&mut data, ReduceOp::Sum).unwrap();
+    let all: Vec<_> = (0..comm.size()).map(patterns).collect();
+    let factor: u32 = (1..=comm.size()).sum();
+    for (number, block) in data.chunks(BLOCK).enumerate() {
+        let mut expected = all[0][number % 7].clone();
+        for other in &all[1..] {
+            for (sum, one) in expected.iter_mut().zip(&other[number % 7]) {
+                *sum += one;
+            }
+        }
+        expected[0] = (number as u32 * factor) as f32;
+        assert_same(format!("block {number}"), block, &expected[..block.len()]);
+    }
+}
+
+#[test]
+fn wrong_arguments_are_refused_and_leave_the_communicator_as_it_was() {
+    threads(2, |comm| {
+        let (one, mut two) = ([1.0f32], [0.0f32; 2]);
+        let errors = [
+            comm.all_reduce(&one, &mut two, ReduceOp::Sum),
+            comm.all_gather(&one, &mut [0.0f32; 3]),
+            comm.reduce_scatter(&one, &mut two, ReduceOp::Sum),
+            comm.all_gather_in_place(&mut [0u8; 3]),
+            comm.reduce_scatter_in_place(&mut [0u8; 3], ReduceOp::Sum),
+            comm.broadcast(&mut two, Rank(2)),
+            comm.send(&one, comm.rank()),
+            comm.send(&one, Rank(9)),
+            comm.recv(&mut two, Rank(2)),
+            comm.force_algorithm(Some("nonsense")),
+        ];
+        for (number, error) in errors.into_iter().enumerate() {
+            let error = error.expect_err(&format!("call {number}"));
+            assert_eq!(
+                error.kind(),
+                ErrorKind::InvalidArgument,
+                "call {number}: {error}"
+            );
+        }
+        all_reduce::<f32>(comm, ReduceOp::Sum, 100, false);
+    });
+}

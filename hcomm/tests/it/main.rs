@@ -1,0 +1,25 @@
+//! hcomm end to end: real processes and threads, the real command, the built plugin.
+//!
+//! Tests that need ranks in processes start this same program again with the name of one of the
+//! [`programs`]. Every wait has a watchdog: it ends what the test has started and fails with its
+//! output. No test looks at how long something took.
+
+#![forbid(unsafe_code)]
+// All of this is a test: what fails ends it.
+#![allow(clippy::unwrap_used)]
+
+mod abort;
+mod bootstrap;
+mod collectives;
+mod command_perf;
+mod command_run;
+mod death;
+mod job;
+mod leaks;
+mod messages;
+mod mixture;
+mod programs;
+mod queues;
+mod random;
+mod sample;
+mod team;

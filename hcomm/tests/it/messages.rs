@@ -1,0 +1,156 @@
+//! Point to point.
+
+use hcomm::{Communicator, Rank, ReduceOp};
+
+use crate::job::{self, Job};
+use crate::random::Random;
+use crate::sample::{assert_same, samples, unwritten};
+use crate::team;
+
+fn send(comm: &Communicator, to: u32, number: usize, count: usize) {
+    let data = samples::<u16>(ReduceOp::Sum, comm.rank().0, number * 1000, count);
+    comm.send(&data, Rank(to))
+        .unwrap_or_else(|error| panic!("send {number} to {to}: {error}"));
+}
+
+fn recv(comm: &Communicator, from: u32, number: usize, count: usize) {
+    let mut data = unwritten::<u16>(ReduceOp::Sum, count);
+    comm.recv(&mut data, Rank(from))
+        .unwrap_or_else(|error| panic!("recv {number} from {from}: {error}"));
+    let expected = samples(ReduceOp::Sum, from, number * 1000, count);
+    assert_same(
+        format!("message {number} of {count} from {from}"),
+        &data,
+        &expected,
+    );
+}
+
+/// Everybody sends before anybody receives: messages that fit in the inbox do not wait.
+pub(crate) fn ring_of_sends(comm: &Communicator) {
+    let (rank, size) = (comm.rank().0, comm.size());
+    let (next, before) = ((rank + 1) % size, (rank + size - 1) % size);
+    let inbox = comm.layout().inbox_bytes() as usize / size_of::<u16>();
+    for (number, count) in [0, 1, 3, 1009, inbox / 2, inbox / 2 + 1, inbox]
+        .into_iter()
+        .cycle()
+        .take(21)
+        .enumerate()
+    {
+        send(comm, next, number, count);
+        recv(comm, before, number, count);
+    }
+}
+
+/// Many in a row, small and large mixed, first one way and then the other.
+pub(crate) fn many_each_way(comm: &Communicator) {
+    let mut random = Random::new(7);
+    let inbox = comm.layout().inbox_bytes() as usize / size_of::<u16>();
+    for number in 0..120 {
+        let count = match number % 4 {
+            0 => random.below(5),
+            1 => random.below(5_000),
+            2 => random.below(2 * inbox),
+            _ => 1,
+        };
+        let (from, to) = if number / 30 % 2 == 0 { (0, 1) } else { (1, 0) };
+        if comm.rank() == Rank(from) {
+            send(comm, to, number, count);
+        } else if comm.rank() == Rank(to) {
+            recv(comm, from, number, count);
+        }
+    }
+}
+
+/// Larger than the inbox many times over, between each pair, both ways.
+pub(crate) fn large_ones(comm: &Communicator) {
+    let count = 5 * comm.layout().inbox_bytes() as usize / size_of::<u16>() + 1;
+    for a in 0..comm.size() {
+        for b in 0..comm.size() {
+            let number = (a * comm.size() + b) as usize;
+            if a != b && comm.rank() == Rank(a) {
+                send(comm, b, number, count);
+            } else if a != b && comm.rank() == Rank(b) {
+                recv(comm, a, number, count);
+            }
+        }
+    }
+}
+
+/// Messages between collectives do not get in each other's way.
+pub(crate) fn between_collectives(comm: &Communicator) {
+    let (rank, size) = (comm.rank().0, comm.size());
+    for number in 0..30 {
+        let partner = rank ^ 1;
+        if partner < size && number % 3 != 2 {
+            if rank.is_multiple_of(2) {
+                send(comm, partner, number, 10 * number);
+            } else {
+                recv(comm, partner, number, 10 * number);
+            }
+        }
+        crate::collectives::all_reduce::<i32>(comm, ReduceOp::Sum, 100 + number, true);
+    }
+}
+
+/// What one message leaves in its slots is not overwritten by the next one, however they are cut.
+pub(crate) fn sizes_that_are_cut_differently(comm: &Communicator) {
+    let slot = comm.layout().inbox_bytes() as usize / 2 / size_of::<u16>();
+    for number in 0..1500 {
+        let count = match number % 5 {
+            0 | 2 => slot + 1,
+            1 | 3 => slot,
+            _ => 2 * slot + slot / 3,
+        };
+        match comm.rank() {
+            Rank(0) => send(comm, 1, number, count),
+            _ => recv(comm, 0, number, count),
+        }
+    }
+}
+
+#[test]
+fn messages_of_different_sizes_follow_each_other() {
+    team::run_with(2, &team::small_buffer(64 << 10), |comm| {
+        sizes_that_are_cut_differently(&comm);
+    });
+}
+
+#[test]
+fn a_ring_of_sends_does_not_deadlock() {
+    for size in [2, 3, 5] {
+        team::run(size, |comm| {
+            ring_of_sends(&comm);
+            comm.close().unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_ring_of_sends_through_the_smallest_inboxes() {
+    team::run_with(7, &team::small_buffer(64 << 10), |comm| {
+        ring_of_sends(&comm);
+        comm.close().unwrap();
+    });
+}
+
+#[test]
+fn many_messages_each_way() {
+    team::run(2, |comm| many_each_way(&comm));
+}
+
+#[test]
+fn large_messages_between_all_pairs() {
+    team::run_with(3, &team::small_buffer(256 << 10), |comm| large_ones(&comm));
+    team::run(2, |comm| large_ones(&comm));
+}
+
+#[test]
+fn messages_between_collectives() {
+    team::run(4, |comm| between_collectives(&comm));
+    team::run(5, |comm| between_collectives(&comm));
+}
+
+#[test]
+fn messages_between_processes() {
+    job::all_succeed(&mut Job::new("messages", 3).start());
+}

@@ -1,0 +1,126 @@
+//! What ranks in processes of their own run: this test program, started again with the name of one
+//! of these in `ITEST_PROGRAM`.
+
+use std::process::exit;
+
+use hcomm::{Communicator, Error, Rank, ReduceOp, Result};
+use serde_json::json;
+
+use crate::sample::{Sample as _, samples};
+use crate::{collectives, leaks, messages, mixture};
+
+/// What stands before an error on stdout.
+pub(crate) const ERROR: &str = "ERROR ";
+
+/// What a rank that is up prints.
+pub(crate) const UP: &str = "UP";
+
+/// Exit code of a program that has printed an error.
+pub(crate) const FAILED: i32 = 3;
+
+#[test]
+#[ignore = "no test: what tests start as a rank"]
+fn rank_program() {
+    let Ok(name) = std::env::var("ITEST_PROGRAM") else {
+        return;
+    };
+    // libtest leaves its line unfinished.
+    println!();
+    match name.as_str() {
+        "leaks" => leaks::all_kinds(),
+        name => rank(name),
+    }
+    exit(0);
+}
+
+fn rank(name: &str) {
+    let comm = Communicator::from_env().unwrap_or_else(|error| fail("init", &error));
+    match name {
+        "join" => {
+            collectives::all_reduce::<i32>(&comm, ReduceOp::Sum, 1000, false);
+            println!("{UP}");
+        }
+        "collectives" => {
+            collectives::every_type_and_op(&comm);
+            collectives::every_size::<u32>(&comm);
+            collectives::every_algorithm(&comm);
+        }
+        "sizes" => {
+            collectives::every_size::<f32>(&comm);
+            collectives::every_algorithm(&comm);
+        }
+        "gigabyte" => collectives::a_gigabyte(&comm),
+        "barrier" => collectives::barriers_over_a_file(&comm),
+        "messages" => {
+            messages::ring_of_sends(&comm);
+            messages::many_each_way(&comm);
+            messages::large_ones(&comm);
+            messages::between_collectives(&comm);
+        }
+        "mixture" => {
+            let seed = std::env::var("ITEST_SEED").expect("ITEST_SEED");
+            mixture::blocking(&comm, seed.parse().expect("a number"));
+        }
+        "loop" => without_end(&comm),
+        "leave" => {
+            collectives::all_reduce::<i32>(&comm, ReduceOp::Sum, 1000, false);
+            println!("{UP}");
+            if comm.rank() == Rank(0) {
+                exit(9);
+            }
+            without_end(&comm);
+        }
+        _ => panic!("no program `{name}`"),
+    }
+    comm.close().unwrap_or_else(|error| fail("close", &error));
+}
+
+/// All kinds of operations, small and large, until one fails.
+fn without_end(comm: &Communicator) -> ! {
+    let mut up = false;
+    loop {
+        for round in 0..10 {
+            if let Err((stage, error)) = one_round(comm, round) {
+                fail(stage, &error);
+            }
+        }
+        if !up {
+            up = true;
+            println!("{UP}");
+        }
+    }
+}
+
+fn one_round(comm: &Communicator, round: usize) -> Result<(), (&'static str, Error)> {
+    let (rank, size) = (comm.rank().0, comm.size());
+    let (next, before) = ((rank + 1) % size, (rank + size - 1) % size);
+    let op = ReduceOp::Sum;
+    let small = samples::<i32>(op, rank, round, 100 + round);
+    let large = samples::<i32>(op, rank, round, 20_000);
+    let mut result = large.clone();
+    let mut all = vec![i32::sample(op, rank, 0); small.len() * size as usize];
+
+    (comm.all_reduce(&small, &mut result[..small.len()], op)).map_err(|e| ("all_reduce", e))?;
+    (comm.all_reduce(&large, &mut result, op)).map_err(|e| ("large all_reduce", e))?;
+    comm.barrier().map_err(|e| ("barrier", e))?;
+    comm.all_gather(&small, &mut all)
+        .map_err(|e| ("all_gather", e))?;
+    (comm.reduce_scatter_in_place(&mut all, op)).map_err(|e| ("reduce_scatter", e))?;
+    (comm.broadcast(&mut result, Rank(round as u32 % size))).map_err(|e| ("broadcast", e))?;
+    comm.send(&small, Rank(next)).map_err(|e| ("send", e))?;
+    (comm.recv(&mut result[..small.len()], Rank(before))).map_err(|e| ("recv", e))?;
+    Ok(())
+}
+
+/// Prints the error for the test and ends.
+fn fail(stage: &str, error: &Error) -> ! {
+    let culprits: Vec<u32> = error.culprits().iter().map(|rank| rank.0).collect();
+    let report = json!({
+        "stage": stage,
+        "kind": format!("{:?}", error.kind()),
+        "culprits": culprits,
+        "text": error.to_string(),
+    });
+    println!("{ERROR}{report}");
+    exit(FAILED);
+}
