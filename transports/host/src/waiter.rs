@@ -113,7 +113,7 @@ impl WaitPolicy {
             }
         } else {
             Self {
-                spins: 20,
+                spins: 1,
                 yields: 200,
                 slice,
             }
