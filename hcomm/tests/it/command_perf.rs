@@ -304,6 +304,39 @@ fn a_plugin_is_taken_from_the_folder_that_is_named() {
     fs::remove_dir_all(&folder).unwrap();
 }
 
+/// `hcomm transports` says what became of each candidate, `hcomm topo` what links there are.
+#[test]
+fn the_plugins_and_links_of_this_host_are_shown() {
+    let shown = |arguments: &[&str]| {
+        let mut command = hcomm();
+        command.args(arguments);
+        let mut hcomm = Process::start(format!("hcomm {arguments:?}"), command);
+        hcomm.wait_for_code(0);
+        hcomm.stdout()
+    };
+    let transports = shown(&["transports"]);
+    let shm: Vec<&str> = transports
+        .lines()
+        .filter(|line| line.starts_with("shm:"))
+        .collect();
+    // The file is used; what is linked in is not, because of it.
+    assert_eq!(shm.len(), 2, "{transports}");
+    let file = shm
+        .iter()
+        .find(|line| line.contains("libhcomm_transport_shm.so]"));
+    assert!(file.unwrap().starts_with("shm: used"), "{transports}");
+    let linked = shm.iter().find(|line| line.ends_with("[linked in]"));
+    assert!(linked.unwrap().starts_with("shm: not used"), "{transports}");
+    let topology = shown(&["topo", "-p", "3"]);
+    for link in ["0-1", "0-2", "1-2"] {
+        let line = topology
+            .lines()
+            .find(|line| line.starts_with(&format!("link {link}:")))
+            .unwrap_or_else(|| panic!("no link {link}: {topology}"));
+        assert!(line.contains("shm"), "{topology}");
+    }
+}
+
 #[test]
 fn wrong_usage_ends_with_2_and_names_what_is_wrong() {
     for (arguments, word) in [
