@@ -196,10 +196,10 @@ fn failed_starts_leave_nothing() {
 #[ignore = "soak"]
 fn soak_many_more_of_each() {
     for (kind, rounds) in [
-        ("queues", 20_000),
-        ("threads", 500),
-        ("drops", 5_000),
-        ("aborts", 5_000),
+        ("queues", 8_000),
+        ("threads", 300),
+        ("drops", 2_000),
+        ("aborts", 2_000),
     ] {
         in_a_process(kind, Some(rounds));
     }
