@@ -26,8 +26,10 @@ use crate::planner::Planner;
 ///
 /// # Errors
 /// Every operation fails with `Timeout`, `PeerLost` or `Aborted` when its peers do not come, are
-/// gone, or gave up; the error names them. After that the communicator is of no use: every later
-/// call returns the first cause. `InvalidArgument` leaves it as it was.
+/// gone, or gave up; the error names them. `WouldDeadlock` says that the calling OS thread seems to
+/// hold other ranks of the same `init_all`, which it would have to drive itself. After any of these
+/// the communicator is of no use: every later call returns the first cause, also when the
+/// operation was one on a thread. `InvalidArgument` leaves it as it was.
 #[derive(Debug)]
 pub struct Communicator {
     membership: Membership,
@@ -54,7 +56,7 @@ impl Communicator {
     /// # Errors
     /// Those of [`Membership::thread`].
     pub fn new(membership: Membership) -> Result<Self> {
-        let main = membership.thread(0)?;
+        let main = membership.thread(1)?;
         Ok(Self {
             membership,
             main,
@@ -63,6 +65,16 @@ impl Communicator {
             halves: Cell::new(0),
             latest: RefCell::new(None),
         })
+    }
+
+    /// A new in-order queue for this communicator, driven by its caller, with `notifies` notifies
+    /// for its user and one more, the last, with which collectives follow each other from thread to
+    /// thread.
+    ///
+    /// # Errors
+    /// `LimitReached` beyond 40 threads, or beyond 640 notifies with that one.
+    pub fn thread(&self, notifies: usize) -> Result<Thread> {
+        self.membership.thread(notifies.saturating_add(1))
     }
 
     /// Every rank gets the element-wise combination of all ranks' inputs.
@@ -436,6 +448,12 @@ impl Communicator {
         let put = || {
             self.check_shape(shape)?;
             check_bytes(shape, self.rank(), input.bytes(), output.bytes())?;
+            if !self.membership.owns(thread) {
+                return Err(Error::new(
+                    ErrorKind::InvalidArgument,
+                    "the thread belongs to another communicator",
+                ));
+            }
             let bound = self.planner.borrow_mut().program(shape, &self.membership)?;
             if bound.is_empty() {
                 return Ok(());
@@ -448,23 +466,35 @@ impl Communicator {
         put().map_err(|error| self.tell(call, error))
     }
 
-    /// Collectives follow each other in call order. On one thread that is so by itself; a thread
-    /// may only be left for another one when it has nothing more to do.
+    /// Collectives follow each other in call order. On one thread that is so by itself. One that is
+    /// put on another thread first waits there for a notify that the thread before it records when
+    /// it has come that far.
     fn follow(&self, thread: &Thread) -> Result<()> {
         let mut latest = self.latest.borrow_mut();
-        match &*latest {
-            Some(other) if other.is_same(thread) => return Ok(()),
-            Some(other) if !other.is_idle() => {
-                return Err(Error::new(
-                    ErrorKind::InvalidArgument,
-                    "the communicator's previous operation is still under way on another thread",
-                )
-                .hint("synchronize that thread first, or use the same one"));
+        if let Some(other) = latest.as_ref().filter(|other| !other.is_same(thread)) {
+            if let Some(cause) = other.poisoned() {
+                return Err(cause);
             }
-            _ => {}
+            if !other.is_idle() {
+                let turn = self.turn_of(thread)?;
+                other.record_thread(thread, turn)?;
+                thread.wait_thread(turn)?;
+            }
         }
         *latest = Some(thread.clone());
         Ok(())
+    }
+
+    /// The notify of a thread that says that its turn has come: the last one, which
+    /// [`thread`](Self::thread) adds for that.
+    fn turn_of(&self, thread: &Thread) -> Result<u32> {
+        thread.notifies().checked_sub(1).and_then(|last| u32::try_from(last).ok()).ok_or_else(|| {
+            Error::new(
+                ErrorKind::InvalidArgument,
+                "the previous operation is under way on another thread, and this one has no notify to wait for it",
+            )
+            .hint("make threads with `Communicator::thread`")
+        })
     }
 
     /// Where the operation's scratch memory begins in every rank's communicator buffer.
@@ -580,13 +610,15 @@ impl Communicator {
             .is_some_and(|offset| whole.region().is_same(part.region()) && offset == part.offset())
     }
 
-    /// Completes an error, and tells the peers if it concerns them.
+    /// Completes an error, and tells the peers if it concerns them. What was refused before
+    /// anything began does not.
     fn tell(&self, call: &'static str, error: Error) -> Error {
         let error = error.in_call(call).at_rank(self.rank());
-        if !matches!(
+        let refused = matches!(
             error.kind(),
-            ErrorKind::InvalidArgument | ErrorKind::OutOfBounds | ErrorKind::WouldDeadlock
-        ) {
+            ErrorKind::InvalidArgument | ErrorKind::OutOfBounds
+        );
+        if !refused || self.membership.check_usable().is_err() {
             self.membership.give_up(&error);
         }
         error

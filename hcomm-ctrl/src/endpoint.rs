@@ -50,6 +50,15 @@ impl Endpoints {
         for plugin in transports.used() {
             infos.extend(plugin.devices()?);
         }
+        // What reaches other processes and maps their memory serves ranks of one process as well,
+        // and then all links share one kind of memory.
+        let wide = |info: &DeviceInfo| {
+            let needed = Capabilities::MAP | Capabilities::ALLOCATE | Capabilities::SAME_PROCESS;
+            info.capabilities.contains(needed) && reach(info.capabilities) != Reach::Process
+        };
+        if infos.iter().any(wide) {
+            infos.retain(|info| reach(info.capabilities) != Reach::Process);
+        }
         Ok(Self {
             infos,
             open: Mutex::new(HashMap::new()),

@@ -134,12 +134,15 @@ impl Health {
             .filter(|&peer| peer != self.rank)
         {
             match mesh.state(peer) {
-                LinkState::Aborted { culprits, text } => {
-                    return Err(self.gave_up(peer, culprits, text));
-                }
-                LinkState::Closed => {}
+                LinkState::Aborted {
+                    kind,
+                    culprits,
+                    text,
+                } => return Err(self.told(peer, *kind, culprits, text)),
+                // One that nobody here is linked to may have left in good order.
+                LinkState::Closed | LinkState::NotAsked => {}
                 LinkState::Lost { .. } => lost.push(peer),
-                LinkState::NotAsked | LinkState::Connecting | LinkState::Up => {
+                LinkState::Connecting | LinkState::Up => {
                     if ended.contains(&peer) {
                         lost.push(peer);
                     }
@@ -169,20 +172,15 @@ impl Health {
             .fold(error, |error, &rank| error.blame_rank(rank))
     }
 
-    fn gave_up(&self, peer: Rank, culprits: &[Rank], text: &str) -> Error {
-        // The words stay those of whoever saw it first, however often they are passed on.
-        let kind = if culprits.is_empty() {
-            ErrorKind::Aborted
-        } else {
-            ErrorKind::PeerLost
-        };
-        let blamed = if culprits.is_empty() {
-            &[peer][..]
-        } else {
-            culprits
-        };
-        let error = Error::new(kind, text).hint(format!("told by {}", self.describe(peer)));
-        blamed
+    /// The error of a peer that has given up. Its words stay, however often they are passed on.
+    fn told(&self, peer: Rank, kind: ErrorKind, culprits: &[Rank], text: &str) -> Error {
+        let told_by = format!("told by {}", self.describe(peer));
+        if culprits.is_empty() || culprits == [self.rank] {
+            // Nobody but itself, or it waited for us: then our own cause is that it is gone.
+            return Error::new(kind, text).blame_rank(peer).hint(told_by);
+        }
+        let error = Error::new(kind, text).hint(told_by);
+        culprits
             .iter()
             .fold(error, |error, &rank| error.blame_rank(rank))
     }
@@ -205,6 +203,13 @@ impl Peers for Health {
         }
         self.news()?;
         self.would_deadlock()
+    }
+
+    fn gave_up(&self, cause: &Error) {
+        // Whoever holds the mesh is on another OS thread and about to be told by the domain.
+        if let Ok(mut mesh) = self.mesh.try_lock() {
+            mesh.abort(cause.kind(), cause.culprits(), cause.detail());
+        }
     }
 
     fn has_left(&self, label: u32) -> bool {
@@ -239,10 +244,10 @@ impl Peers for Health {
                 )
                 .hint("look at the output of that rank for the cause")
             }
-            _ => {
-                let detail = format!("{} [{}]", error.detail(), self.describe(peer));
-                Error::new(error.kind(), detail).with_source(error)
-            }
+            ErrorKind::Timeout => error
+                .reword(|detail| format!("{}: {detail}", self.describe(peer)))
+                .hint("is that rank in the same operation? The limit is HCOMM_EXEC_TIMEOUT"),
+            _ => error.reword(|detail| format!("{}: {detail}", self.describe(peer))),
         };
         error.blame_rank(peer)
     }

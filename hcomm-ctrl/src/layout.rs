@@ -11,11 +11,12 @@ const PAGE: u64 = 4096;
 /// Places in the communicator buffer of every rank:
 ///
 /// ```text
-/// | probe slots, one line a rank | half 0 | half 1 | inboxes, one a rank |
+/// | probe slots, two lines a rank | half 0 | half 1 | inboxes, one a rank |
 /// ```
 ///
 /// Collectives use the two halves in turn. An inbox holds what one other rank sends point to
-/// point. A probe slot is where the peer writes at the end of a channel handshake.
+/// point. A probe slot is where the peer writes at the end of a channel handshake; the line
+/// after it is where this rank keeps what it writes there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     size: u64,
@@ -80,11 +81,17 @@ impl Layout {
     /// Where a rank's probe is written.
     #[must_use]
     pub const fn probe(&self, from: Rank) -> u64 {
-        from.0 as u64 * LINE
+        from.0 as u64 * 2 * LINE
+    }
+
+    /// Where what is written to a rank as a probe lies.
+    #[must_use]
+    pub const fn probe_source(&self, to: Rank) -> u64 {
+        self.probe(to) + LINE
     }
 
     const fn probes(&self) -> u64 {
-        (self.size * LINE).next_multiple_of(PAGE)
+        (self.size * 2 * LINE).next_multiple_of(PAGE)
     }
 
     const fn inboxes(&self) -> u64 {
@@ -159,7 +166,7 @@ mod tests {
         for size in [1, 2, 3, 8, 64, 500] {
             let layout = Layout::new(size, 8 << 20).unwrap();
             let last = Rank(size - 1);
-            assert!(layout.probe(last) + LINE <= layout.half(0));
+            assert!(layout.probe_source(last) + LINE <= layout.half(0));
             assert_eq!(layout.half(0) + layout.half_bytes(), layout.half(1));
             assert_eq!(layout.half(2), layout.half(0));
             assert_eq!(layout.half(1) + layout.half_bytes(), layout.inbox(Rank(0)));

@@ -14,10 +14,10 @@ use hcomm_types::{Error, ErrorKind, Rank, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::layout::{Layout, Notifies};
-use crate::mesh::Mesh;
+use crate::mesh::{LinkState, Mesh};
 
 /// Kind of the control message that carries an [`Offer`].
-const OFFER: u16 = 1;
+pub(crate) const OFFER: u16 = 1;
 
 /// Tag of the communicator buffer among the memories that are exchanged.
 pub(crate) const BUFFER_TAG: &str = "hcomm.buffer";
@@ -219,6 +219,11 @@ impl LinkSetup {
         self.peer
     }
 
+    /// Number of the channel among those of the pair.
+    pub(crate) const fn number(&self) -> u32 {
+        self.number
+    }
+
     /// How far it has come.
     pub(crate) const fn step(&self) -> LinkStep {
         match &self.state {
@@ -339,7 +344,16 @@ impl LinkSetup {
             self.offer = None;
         }
         let Some((kind, body)) = mesh.receive(self.peer) else {
-            return Ok(None);
+            // What it has sent before it left would be there.
+            return match mesh.state(self.peer) {
+                LinkState::NotAsked | LinkState::Connecting | LinkState::Up => Ok(None),
+                LinkState::Closed => Err(Error::new(
+                    ErrorKind::PeerLost,
+                    format!("rank {} has left the communicator", self.peer),
+                )),
+                LinkState::Lost { why } => Err(Error::new(ErrorKind::PeerLost, why)),
+                LinkState::Aborted { text, .. } => Err(Error::new(ErrorKind::PeerLost, text)),
+            };
         };
         drop(mesh);
         if kind != OFFER {
@@ -432,8 +446,7 @@ impl LinkSetup {
             thread,
             ..
         } = &self.home;
-        // Our own inbox for the peer's data serves as the source: nothing has arrived there yet.
-        let at = layout.inbox(self.peer) as usize;
+        let at = layout.probe_source(self.peer) as usize;
         let source = buffer.sub(at..at + PROBE_BYTES)?;
         source.copy_from(&nonce.to_le_bytes())?;
         let place = layout.probe(*rank);

@@ -17,7 +17,7 @@ use crate::endpoint::Endpoints;
 use crate::group::Group;
 use crate::health::{Blocking, Health};
 use crate::layout::Layout;
-use crate::link_setup::{Home, LinkSetup, LinkStep, PeerLink};
+use crate::link_setup::{Home, LinkSetup, LinkStep, OFFER, PeerLink};
 use crate::mesh::{LinkState, Mesh};
 use crate::settings::Settings;
 
@@ -31,6 +31,9 @@ pub struct Membership {
     /// One OS thread at a time.
     _not_sync: PhantomData<Cell<()>>,
 }
+
+/// How long a failed link waits for the peer's own words about it.
+const NEWS: Duration = Duration::from_millis(200);
 
 /// How long a rank that failed to start stays to say why.
 const LAST_WORDS: Duration = Duration::from_secs(1);
@@ -109,6 +112,12 @@ impl Membership {
             .map_err(|error| error.at_rank(self.rank()))
     }
 
+    /// Whether a thread belongs to this communicator.
+    #[must_use]
+    pub fn owns(&self, thread: &Thread) -> bool {
+        thread.belongs_to(&self.shared.domain)
+    }
+
     /// Allocates zeroed memory that peers reach in the best way the links have, and registers it
     /// under a tag. Channels made from now on tell the peer of it.
     ///
@@ -176,12 +185,13 @@ impl Membership {
     /// `Timeout` if the peer does not come, `PeerLost`, `Mismatch`, `LinkDown`; the error says how
     /// far the handshake had come.
     pub fn open_channel(&self, peer: Rank, notifies: u32) -> Result<PeerLink> {
-        self.ensure_links(&[peer])
-            .and_then(|()| {
-                let setup = self.shared.set_up(peer, notifies)?;
+        self.check_usable()
+            .and_then(|()| self.ensure_links(&[peer]))
+            .and_then(|()| self.shared.set_up(peer, notifies))
+            .and_then(|setup| {
                 let mut linking = Linking::new(&self.shared, vec![setup]);
-                drive_links(&self.shared, std::slice::from_mut(&mut linking))?;
-                linking.done.pop().ok_or_else(|| {
+                self.shared.finish(&mut linking)?;
+                self.shared.keep(linking).pop().ok_or_else(|| {
                     Error::new(ErrorKind::Internal, "a set-up ended without a channel")
                 })
             })
@@ -198,7 +208,7 @@ impl Membership {
         if linking.is_done() {
             return Ok(());
         }
-        drive_links(&self.shared, std::slice::from_mut(&mut linking))?;
+        self.shared.finish(&mut linking)?;
         self.shared.keep(linking);
         Ok(())
     }
@@ -316,6 +326,11 @@ impl Membership {
 impl Drop for Membership {
     fn drop(&mut self) {
         if !std::mem::replace(&mut lock(&self.shared.links).closed, true) {
+            if std::thread::panicking() {
+                let what = format!("rank {} panicked", self.rank());
+                self.shared
+                    .give_up(&Error::new(ErrorKind::Aborted, what).at_rank(self.rank()));
+            }
             self.shared.leave();
         }
     }
@@ -360,6 +375,10 @@ impl Shared {
             peers.retain(|peer| *peer != self.rank && !links.ready.contains_key(peer));
             peers
         };
+        // All control links first: whoever fails below can then tell every peer why.
+        for &peer in &missing {
+            lock(&self.mesh).request(peer)?;
+        }
         let setups = missing
             .into_iter()
             .map(|peer| self.set_up(peer, 0))
@@ -367,12 +386,29 @@ impl Shared {
         Ok(Linking::new(self, setups))
     }
 
-    pub(crate) fn keep(&self, linking: Linking) {
+    /// Drives one rank's set-ups to their end. A failure ends the communicator: the peers are in
+    /// the middle of the same set-ups, and both sides would count their channels differently.
+    fn finish(&self, linking: &mut Linking) -> Result<()> {
+        drive_links(self, std::slice::from_mut(linking)).inspect_err(|error| {
+            // The reason first: ends that vanish without a word look like a fault of this rank.
+            self.give_up(error);
+            self.linger();
+        })
+    }
+
+    /// Keeps the communicator's own channels; returns the others.
+    pub(crate) fn keep(&self, linking: Linking) -> Vec<PeerLink> {
         let mut links = lock(&self.links);
-        for link in linking.done {
-            tracing::debug!(rank = %self.rank, peer = %link.peer, link = %link.link.protocol, "channel ready");
-            links.ready.insert(link.peer, link);
+        let mut others = Vec::new();
+        for (number, link) in linking.done {
+            tracing::debug!(rank = %self.rank, peer = %link.peer, link = %link.link.protocol, number, "channel ready");
+            if number == 0 {
+                links.ready.insert(link.peer, link);
+            } else {
+                others.push(link);
+            }
         }
+        others
     }
 
     fn set_up(&self, peer: Rank, notifies: u32) -> Result<LinkSetup> {
@@ -432,7 +468,7 @@ impl Shared {
 
     fn give_up(&self, error: &Error) {
         self.domain.abort(error.clone());
-        lock(&self.mesh).abort(error.culprits(), error.detail());
+        lock(&self.mesh).abort(error.kind(), error.culprits(), error.detail());
     }
 
     /// Stays until every control link on its way is up and has carried what was said, at most for
@@ -477,7 +513,8 @@ impl Shared {
 pub(crate) struct Linking {
     shared: Arc<Shared>,
     setups: Vec<LinkSetup>,
-    pub(crate) done: Vec<PeerLink>,
+    /// Number of the channel of its pair, and the channel.
+    done: Vec<(u32, PeerLink)>,
     deadline: Deadline,
     began: Nanos,
 }
@@ -508,14 +545,18 @@ impl Linking {
         for device in self.shared.endpoints.open() {
             device.progress()?;
         }
+        // What this OS thread has queued, on whatever communicator: the peer may be waiting for
+        // that before it comes here.
+        self.shared.home.thread.drive()?;
+        self.answer()?;
         let mut at = 0;
         while at < self.setups.len() {
             match self.setups[at].poll() {
                 Poll::Pending => at += 1,
                 Poll::Ready(link) => {
-                    self.setups.swap_remove(at);
-                    self.done
-                        .push(link.map_err(|error| self.shared.better(error))?);
+                    let number = self.setups.swap_remove(at).number();
+                    let link = link.map_err(|error| self.shared.better(error))?;
+                    self.done.push((number, link));
                 }
             }
         }
@@ -525,6 +566,24 @@ impl Linking {
             return Err(self.late(now));
         }
         Ok(self.setups.is_empty())
+    }
+
+    /// Joins set-ups that peers have begun and this rank has not: they may have to be done before
+    /// the peer this rank waits for comes to its own side.
+    fn answer(&mut self) -> Result<()> {
+        let begun: Vec<Rank> = {
+            let mesh = lock(&self.shared.mesh);
+            let links = lock(&self.shared.links);
+            mesh.linked()
+                .filter(|&peer| mesh.waiting(peer) == Some(OFFER))
+                .filter(|peer| !links.made.contains_key(peer))
+                .collect()
+        };
+        for peer in begun {
+            let setup = self.shared.set_up(peer, 0)?;
+            self.setups.push(setup);
+        }
+        Ok(())
     }
 
     fn late(&self, now: Nanos) -> Error {
@@ -557,11 +616,33 @@ impl Linking {
 }
 
 impl Shared {
-    /// The cause behind an error of a link, if the control plane knows it.
+    /// The cause behind an error of a link, if the control plane knows it. What the peer has to
+    /// say may still be on its way, so it is waited for, shortly.
     fn better(&self, error: Error) -> Error {
-        match error.kind() {
-            ErrorKind::PeerLost | ErrorKind::LinkDown => self.health.check().err().unwrap_or(error),
-            _ => error,
+        if error.kind() == ErrorKind::InvalidArgument {
+            return error;
+        }
+        let until = Deadline::after(self.waiter.now(), NEWS);
+        let mut phase = Phase::default();
+        loop {
+            if let Err(news) = self.health.check() {
+                return news;
+            }
+            if until.passed(self.waiter.now()) {
+                return error;
+            }
+            let mesh = lock(&self.mesh);
+            let mut interests = Vec::new();
+            mesh.interests(&mut interests);
+            self.waiter.pause(
+                &mut phase,
+                &mut Watch {
+                    until,
+                    interests: &interests,
+                    devices: &[],
+                    look: &mut || false,
+                },
+            );
         }
     }
 }

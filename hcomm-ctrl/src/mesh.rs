@@ -124,6 +124,8 @@ pub enum LinkState {
     Closed,
     /// The other side has given up and said so.
     Aborted {
+        /// What kind of error it had.
+        kind: ErrorKind,
         /// Whose fault it says it is.
         culprits: Vec<Rank>,
         /// Why.
@@ -326,6 +328,21 @@ impl Mesh {
         Some((kind, body))
     }
 
+    /// The first message of `peer` that waits to be received, if there is one: its kind.
+    #[must_use]
+    pub fn waiting(&self, peer: Rank) -> Option<u16> {
+        self.links
+            .get(&peer)?
+            .received
+            .front()
+            .map(|&(kind, _)| kind)
+    }
+
+    /// The peers to which there is a link, whatever its state.
+    pub fn linked(&self) -> impl Iterator<Item = Rank> {
+        self.links.keys().copied()
+    }
+
     /// How the link to `peer` is.
     #[must_use]
     pub fn state(&self, peer: Rank) -> &LinkState {
@@ -359,13 +376,14 @@ impl Mesh {
 
     /// Tells all linked ranks that this one gives up, as far as that goes without waiting; links
     /// that are still on their way are told when they are up. Only the first call counts.
-    pub fn abort(&mut self, culprits: &[Rank], text: &str) {
+    pub fn abort(&mut self, kind: ErrorKind, culprits: &[Rank], text: &str) {
         let mut end = text.len().min(MAX_ABORT_TEXT);
         while !text.is_char_boundary(end) {
             end -= 1;
         }
         let mut writer = Writer::new();
         let culprits = &culprits[..culprits.len().min(1024)];
+        writer.u32(kind as u32);
         writer.length(culprits.len());
         for culprit in culprits {
             writer.u32(culprit.0);
@@ -578,8 +596,7 @@ impl Link {
                     self.received.push_back((kind, body));
                 }
                 FrameType::Abort => {
-                    let (culprits, text) = read_abort(&frame.body)?;
-                    self.state = LinkState::Aborted { culprits, text };
+                    self.state = read_abort(&frame.body)?;
                 }
                 FrameType::Goodbye => {
                     if self.state == LinkState::Up {
@@ -613,14 +630,23 @@ impl fmt::Debug for Mesh {
     }
 }
 
-fn read_abort(body: &[u8]) -> Result<(Vec<Rank>, String), Malformed> {
+fn read_abort(body: &[u8]) -> Result<LinkState, Malformed> {
     let mut reader = Reader::new(body);
+    let kind = reader.u32("abort")? as usize;
+    let kind = ErrorKind::ALL
+        .get(kind)
+        .copied()
+        .unwrap_or(ErrorKind::Aborted);
     let culprits = (0..reader.count(4, "abort")?)
         .map(|_| reader.u32("abort").map(Rank))
         .collect::<Result<_, _>>()?;
     let text = reader.text("abort")?.to_owned();
     reader.end("abort")?;
-    Ok((culprits, text))
+    Ok(LinkState::Aborted {
+        kind,
+        culprits,
+        text,
+    })
 }
 
 fn gone(peer: Rank, why: &str) -> Error {

@@ -329,7 +329,7 @@ fn a_mesh_links_all_pairs_and_says_goodbye() {
         left.is_empty()
     });
     meshes[4].close();
-    meshes[3].abort(&[Rank(1)], "no more memory");
+    meshes[3].abort(ErrorKind::LimitReached, &[Rank(1)], "no more memory");
     drop(meshes.pop());
     drop(meshes.pop());
     until(&mut meshes, |meshes| {

@@ -25,6 +25,12 @@ pub trait Peers: Send + Sync {
     /// Adds rank, host and link to an error of the channel with this label.
     fn explain(&self, label: u32, error: Error) -> Error;
 
+    /// A program of this domain did not come to its end: the domain is aborted with this cause,
+    /// and the peers should know of it.
+    fn gave_up(&self, cause: &Error) {
+        let _ = cause;
+    }
+
     /// Whether the peer of the channel with this label has left in good order: then it waits for
     /// nothing any more, and a record for it that cannot be delivered is no failure.
     fn has_left(&self, label: u32) -> bool {
@@ -66,10 +72,7 @@ impl Domain {
     /// Ends everything in this domain: all its threads fail with the first cause that was given,
     /// and whoever sleeps in one of their waits wakes. From any OS thread.
     pub fn abort(&self, cause: Error) {
-        // The cause is there before anybody can see that there is one.
-        let _ = self.0.cause.set(cause);
-        self.0.is_aborted.store(true, Ordering::Release);
-        self.0.waiter.wake();
+        self.0.abort(cause);
     }
 
     /// The cause of the end, if it was aborted.
@@ -99,6 +102,21 @@ impl Domain {
 }
 
 impl DomainInner {
+    fn abort(&self, cause: Error) {
+        // The cause is there before anybody can see that there is one.
+        let _ = self.cause.set(cause);
+        self.is_aborted.store(true, Ordering::Release);
+        self.waiter.wake();
+    }
+
+    /// Aborts the domain because of a program that did not end, and tells the layer above.
+    pub(crate) fn give_up(&self, cause: &Error) {
+        if self.aborted().is_none() {
+            self.abort(cause.clone());
+            self.peers.gave_up(cause);
+        }
+    }
+
     pub(crate) fn aborted(&self) -> Option<&Error> {
         if self.is_aborted.load(Ordering::Acquire) {
             self.cause.get()

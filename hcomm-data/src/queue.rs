@@ -202,7 +202,7 @@ impl Queue {
 
     /// Ends it with a cause, unless it has one already. What is queued is dropped.
     pub(crate) fn poison(&self, cause: Error) {
-        self.lock().poison(cause);
+        self.lock().poison(&self.domain, cause);
         if self.home.load(Ordering::Relaxed) != driver::here() {
             self.domain.waiter().wake();
         }
@@ -221,7 +221,7 @@ impl Queue {
             )
         });
         if lent {
-            state.poison(cause());
+            state.poison(&self.domain, cause());
         }
     }
 
@@ -253,7 +253,7 @@ impl Queue {
         let mut state = self.lock();
         driver::adopt(self, &mut state);
         if let Some(cause) = self.domain.aborted() {
-            state.poison(cause.clone());
+            state.poison(&self.domain, cause.clone());
         }
         if let Some(cause) = &state.poison {
             return Err(cause.clone());
@@ -295,7 +295,7 @@ impl State {
             if self.poison.is_none()
                 && let Some(cause) = queue.domain.aborted()
             {
-                self.poison(cause.clone());
+                self.poison(&queue.domain, cause.clone());
                 happened = true;
             }
             let own = &queue.notifies;
@@ -388,12 +388,17 @@ impl State {
         cause: impl FnOnce(&DomainInner) -> Error,
     ) {
         if self.is_busy() && !self.advance(queue) {
-            self.poison(cause(&queue.domain));
+            self.poison(&queue.domain, cause(&queue.domain));
         }
     }
 
-    /// Keeps the first cause, and drops what is queued: nothing of it runs.
-    pub(crate) fn poison(&mut self, cause: Error) {
+    /// Keeps the first cause, and drops what is queued: nothing of it runs. A program that does
+    /// not come to its end leaves notifies and scratch memory of all who take part in an unknown
+    /// state, so it ends the whole domain.
+    pub(crate) fn poison(&mut self, domain: &DomainInner, cause: Error) {
+        if self.tasks.iter().any(|task| matches!(task, Task::Run(_))) {
+            domain.give_up(&cause);
+        }
         if self.poison.is_none() {
             self.poison = Some(cause);
         }
@@ -437,7 +442,7 @@ impl State {
 
     fn fail(&mut self, domain: &DomainInner, failure: Failure) {
         if self.poison.is_none() {
-            self.poison(domain.explain(failure));
+            self.poison(domain, domain.explain(failure));
         }
     }
 

@@ -506,9 +506,15 @@ impl Thread {
         wait.until(idle).unwrap_or_else(|TimedOut { elapsed }| {
             let mut state = self.queue.lock();
             let cause = driver::timed_out(&state, domain, elapsed);
-            state.poison(cause.clone());
+            state.poison(domain, cause.clone());
             Err(cause)
         })
+    }
+
+    /// Whether it belongs to this domain.
+    #[must_use]
+    pub fn belongs_to(&self, domain: &Domain) -> bool {
+        Arc::ptr_eq(&self.queue.domain, &domain.0)
     }
 
     /// Whether it is the same queue.

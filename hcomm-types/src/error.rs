@@ -68,6 +68,25 @@ pub enum ErrorKind {
 }
 
 impl ErrorKind {
+    /// All kinds, in the order of their numbers on the wire.
+    pub const ALL: [Self; 15] = [
+        Self::InvalidArgument,
+        Self::OutOfBounds,
+        Self::Closed,
+        Self::WouldDeadlock,
+        Self::Mismatch,
+        Self::Refused,
+        Self::Timeout,
+        Self::PeerLost,
+        Self::Aborted,
+        Self::LinkDown,
+        Self::Unsupported,
+        Self::Plugin,
+        Self::LimitReached,
+        Self::System,
+        Self::Internal,
+    ];
+
     /// Who must act.
     #[must_use]
     pub const fn blame(self) -> Blame {
@@ -174,6 +193,12 @@ impl Error {
                 inner.culprits.push(rank);
             }
         })
+    }
+
+    /// The same error in other words.
+    #[must_use]
+    pub fn reword(self, reword: impl FnOnce(&str) -> String) -> Self {
+        self.change(|inner| inner.detail = reword(&inner.detail))
     }
 
     /// Names the link.
@@ -300,6 +325,13 @@ mod tests {
         );
         assert_eq!(error.culprits(), [Rank(2)]);
         assert_eq!(error.blame(), Blame::Peer);
+    }
+
+    #[test]
+    fn kinds_have_the_numbers_of_their_places() {
+        for (number, kind) in ErrorKind::ALL.into_iter().enumerate() {
+            assert_eq!(kind as usize, number);
+        }
     }
 
     #[test]

@@ -273,6 +273,9 @@ impl Join {
                             self.phase = Phase::Waiting(wire);
                             self.hear(now, frame)?;
                         }
+                        // The root is gone between telling others that all is done and telling
+                        // us. The roster is complete; on all ranks alike the links find out.
+                        Err(WireError::Ended | WireError::Broke(_)) => return Ok(Some(roster)),
                         Err(error) => return Err(self.root_lost(&at.to_string(), &error)),
                     }
                 }

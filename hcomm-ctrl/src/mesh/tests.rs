@@ -206,10 +206,13 @@ fn a_goodbye_is_told_from_a_loss_and_leaves_messages_readable() {
 #[test]
 fn an_abort_is_readable_after_its_sender_is_dead() {
     let mut world = World::linked(2);
-    world.at(1).abort(&[Rank(0)], "out of memory");
+    world
+        .at(1)
+        .abort(ErrorKind::LimitReached, &[Rank(0)], "out of memory");
     world.meshes[1] = None;
     world.run(Duration::from_secs(1));
     let expected = LinkState::Aborted {
+        kind: ErrorKind::LimitReached,
         culprits: vec![Rank(0)],
         text: "out of memory".to_owned(),
     };
