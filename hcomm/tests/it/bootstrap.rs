@@ -132,16 +132,20 @@ fn another_setting_on_one_rank_fails_all_with_both_values() {
 /// A rank that cannot even begin says why; the others miss it.
 #[test]
 fn a_bad_variable_on_one_rank_is_named_there_and_the_rank_missed_elsewhere() {
-    for (name, value) in [
+    let started = [
         ("HCOMM_NONSENSE", "1"),
         ("HCOMM_EXEC_TIMEOUT", "soon"),
         ("HCOMM_BUFFER_BYTES", "64Q"),
         ("HCOMM_TRANSPORTS", "carrier_pigeon"),
         ("WORLD_SIZE", "three"),
         ("RANK", "7"),
-    ] {
-        let job = Job::new("join", 2).set("HCOMM_CONNECT_TIMEOUT", 1);
-        let mut odd = job.start_odd(1, name, value);
+    ]
+    .map(|(name, value)| {
+        let job = Job::new("join", 2).set("HCOMM_CONNECT_TIMEOUT", 2);
+        let (odd, root) = (job.start_odd(1, name, value), job.start_rank(0));
+        (name, value, job, odd, root)
+    });
+    for (name, value, _job, mut odd, mut root) in started {
         let report = odd.wait_for_error();
         assert_ne!(report.kind, "Timeout", "{report:?}");
         report.must_say(&[if name == "HCOMM_TRANSPORTS" {
@@ -149,7 +153,7 @@ fn a_bad_variable_on_one_rank_is_named_there_and_the_rank_missed_elsewhere() {
         } else {
             name
         }]);
-        let report = job.start_rank(0).wait_for_error();
+        let report = root.wait_for_error();
         assert_eq!(report.kind, "Timeout", "{report:?}");
         assert_eq!(report.culprits, [1], "{report:?}");
     }

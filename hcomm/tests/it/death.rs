@@ -79,7 +79,7 @@ fn killing_a_rank_while_it_starts_is_told_by_all_others() {
     all_up(&ranks);
     let start = begun.elapsed();
     job::all_succeed(&mut ranks);
-    let kills = kills().saturating_sub(4).max(1);
+    let kills = kills().saturating_sub(5).max(1);
     for number in 0..kills {
         let mut ranks = Job::new("loop", RANKS)
             .set("HCOMM_CONNECT_TIMEOUT", 4)
