@@ -419,11 +419,13 @@ impl State {
                 let index = self.runner.index();
                 let tasks = &run.program.threads[run.part];
                 match tasks.get(index) {
-                    Some(op) => format!(
-                        "task {index} of {} of thread {} of a program ({op:?})",
-                        tasks.len(),
-                        run.part
-                    ),
+                    Some(_) => {
+                        format!(
+                            "task {index} of {} of thread {} of a program",
+                            tasks.len(),
+                            run.part
+                        )
+                    }
                     None => format!("the end of thread {} of a program", run.part),
                 }
             }
