@@ -303,9 +303,16 @@ impl Joining {
         Ok(membership)
     }
 
+    fn reach(&mut self, step: Step) {
+        if self.step != step {
+            tracing::debug!(rank = %self.who.rank, %step, "start-up goes on");
+            self.step = step;
+        }
+    }
+
     /// Paths and resources: what follows from the roster without another message.
     fn settle(&mut self, roster: &Roster) -> Result<Arc<Shared>> {
-        self.step = Step::Paths;
+        self.reach(Step::Paths);
         let facts = roster
             .members()
             .iter()
@@ -324,7 +331,7 @@ impl Joining {
         ))?);
         tracing::debug!(%rank, size, local_ranks, "topology known");
 
-        self.step = Step::Resources;
+        self.reach(Step::Resources);
         let internal = |what: &str| Error::new(ErrorKind::Internal, format!("{what} taken twice"));
         let endpoints = self.endpoints.take().ok_or_else(|| internal("endpoints"))?;
         let listener = self
@@ -367,7 +374,7 @@ impl Joining {
             layout,
             thread: Thread::new(&domain, Engine::Cpu, 0)?,
         };
-        self.step = Step::Ready;
+        self.reach(Step::Ready);
         Ok(Arc::new(Shared {
             rank,
             allowed: allowed(&self.settings)?,
@@ -400,7 +407,8 @@ impl Machine for Joining {
             )));
         };
         let polled = bootstrap.poll(now);
-        self.step = bootstrap.step();
+        let step = bootstrap.step();
+        self.reach(step);
         polled.map(|roster| roster.and_then(|roster| self.settle(&roster)))
     }
 

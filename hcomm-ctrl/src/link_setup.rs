@@ -239,7 +239,13 @@ impl LinkSetup {
     /// Moves it on as far as it can.
     pub(crate) fn poll(&mut self) -> Poll<Result<PeerLink>> {
         loop {
-            match self.advance() {
+            let before = self.step();
+            let advanced = self.advance();
+            let step = self.step();
+            if step != before {
+                tracing::debug!(rank = %self.home.rank, peer = %self.peer, ?step, "channel set-up goes on");
+            }
+            match advanced {
                 Ok(Advance::Again) => {}
                 Ok(Advance::Wait) => return Poll::Pending,
                 Ok(Advance::Ready(link)) => return Poll::Ready(Ok(*link)),
