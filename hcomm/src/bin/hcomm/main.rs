@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod launch;
+mod output;
 mod perf;
 mod run;
 mod sizes;
@@ -39,6 +40,9 @@ enum Command {
     ExecTied {
         /// Number of the process to be tied to.
         launcher: u32,
+        /// Limit of descriptors that the program is to have.
+        #[arg(long)]
+        descriptors: Option<u64>,
         /// The program and its arguments.
         #[arg(last = true, required = true)]
         program: Vec<OsString>,
@@ -50,7 +54,7 @@ fn main() -> ExitCode {
     match start_log().and_then(|()| dispatch(cli.command)) {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
-            eprintln!("hcomm: {error}");
+            output::complain(&format!("hcomm: {error}"));
             ExitCode::from(if error.kind() == ErrorKind::InvalidArgument {
                 2
             } else {
@@ -66,7 +70,11 @@ fn dispatch(command: Command) -> Result<u8> {
         Command::Run(args) => run::run(args),
         Command::Topo(args) => topo::topo(&args),
         Command::Transports(args) => transports::transports(&args),
-        Command::ExecTied { launcher, program } => match launch::exec_tied(launcher, &program)? {},
+        Command::ExecTied {
+            launcher,
+            descriptors,
+            program,
+        } => match launch::exec_tied(launcher, descriptors, &program)? {},
     }
 }
 
@@ -91,6 +99,8 @@ fn start_log() -> Result<()> {
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
+        // It would tell of a closed stderr on stderr, and panic.
+        .log_internal_errors(false)
         .init();
     Ok(())
 }

@@ -9,8 +9,9 @@ use crate::launch::{self, Job};
 
 /// Starts N processes of a program on this host, as ranks 0 to N-1. Each gets RANK, WORLD_SIZE,
 /// LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and a job key. When one fails, the others
-/// have 5 seconds to report and are then ended; the exit code is that of the first that failed. On
-/// clusters use torchrun, mpirun or srun instead.
+/// have 5 seconds to report and are then ended; the exit code is that of the first that failed.
+/// What a rank leaves behind in its process group ends with the job. A second Ctrl-C ends
+/// everything at once. On clusters use torchrun, mpirun or srun instead.
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
     /// Number of ranks

@@ -1,13 +1,14 @@
 //! `hcomm topo`: the rank graph, discovered on this host or loaded from a file.
 
 use std::fs;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 use hcomm::{Options, RankGraph};
 use hcomm_topo::{Allowed, Layer};
 use hcomm_types::{Error, ErrorKind, Rank, Result};
+
+use crate::output;
 
 /// Shows the rank graph: hosts, endpoints, and the link chosen between each pair of ranks. Without
 /// --load it is that of N ranks on this host; under a launcher it is that of its job.
@@ -33,13 +34,12 @@ pub(crate) struct TopoArgs {
 /// # Errors
 /// If discovery fails, or the file cannot be read or is no graph.
 pub(crate) fn topo(args: &TopoArgs) -> Result<u8> {
-    let (graph, allowed) = match &args.load {
-        Some(path) => (load(path)?, Allowed::All),
-        None => {
-            let options = Options::from_env()?;
-            let allowed = hcomm_ctrl::allowed(options.settings())?;
-            (discovered(args, &options)?, allowed)
-        }
+    // Of a loaded graph, too, the links are shown that would be chosen here and now.
+    let options = Options::from_env()?;
+    let allowed = hcomm_ctrl::allowed(options.settings())?;
+    let graph = match &args.load {
+        Some(path) => load(path)?,
+        None => discovered(args, &options)?,
     };
     match (&args.dump, args.dot) {
         (Some(path), _) if path.as_os_str() == "-" => print(&graph.to_json()),
@@ -120,12 +120,6 @@ fn describe(graph: &RankGraph, allowed: &Allowed) -> String {
     lines.join("\n")
 }
 
-/// Prints, and takes a closed pipe for what it is.
 fn print(text: &str) -> Result<()> {
-    match writeln!(std::io::stdout(), "{text}") {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-            Err(Error::system("printing", error))
-        }
-        _ => Ok(()),
-    }
+    output::print(text).map(|_| ())
 }

@@ -6,6 +6,8 @@ use clap::Args;
 use hcomm::{Options, Outcome, Source};
 use hcomm_types::Result;
 
+use crate::output;
+
 /// Shows each transport plugin: used, or refused because of what; and the devices, capabilities and
 /// limits of those in use.
 #[derive(Debug, Args)]
@@ -71,6 +73,6 @@ pub(crate) fn transports(args: &TransportsArgs) -> Result<u8> {
             }
         }
     }
-    print!("{report}");
+    let _ = output::print(report.trim_end())?;
     Ok(u8::from(used == 0))
 }

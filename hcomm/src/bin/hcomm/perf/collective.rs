@@ -3,41 +3,31 @@
 use hcomm::Communicator;
 use hcomm_coll::plan::{Operation, Shape};
 use hcomm_data::Buffers;
-use hcomm_types::{Error, ErrorKind, Rank, Result};
+use hcomm_types::{Rank, Result};
 
-use super::pattern::{fill, wrong_copies, wrong_reductions};
-use super::worker::{Case, Plan};
+use super::pattern::{Reduction, fill, wrong_copies};
+use super::worker::{Case, Plan, as_length, buffer};
 use super::{PerfArgs, PerfOp};
 
 /// Byte that outputs hold before a check: an element that was never written is not right by luck.
 const POISON: u8 = 0xa5;
 
-/// Prepares one size.
+/// Prepares one size, of so many elements a rank.
 ///
 /// # Errors
 /// If there is no algorithm or no memory for it.
-pub(super) fn plan<'a>(args: &PerfArgs, comm: &'a Communicator, size: u64) -> Result<Plan<'a>> {
+pub(super) fn plan<'a>(args: &PerfArgs, comm: &'a Communicator, count: u64) -> Result<Plan<'a>> {
     if args.op == PerfOp::SendRecv {
-        return message(args, comm, size);
+        return message(args, comm, count);
     }
-    let ranks = u64::from(comm.size());
-    let element = args.dtype.size() as u64;
-    // As nccl-tests: the size is that of the larger buffer; every rank has at least one element.
-    let (operation, parts) = match args.op {
-        PerfOp::AllGather => (Operation::AllGather, ranks),
-        PerfOp::ReduceScatter => (Operation::ReduceScatter, ranks),
-        PerfOp::Broadcast => (
-            Operation::Broadcast {
-                root: Rank(args.root),
-            },
-            1,
-        ),
-        PerfOp::Barrier => (Operation::Barrier, 1),
-        _ => (Operation::AllReduce, 1),
-    };
-    let count = match size {
-        0 => 0,
-        size => (size / element / parts).max(1),
+    let operation = match args.op {
+        PerfOp::AllGather => Operation::AllGather,
+        PerfOp::ReduceScatter => Operation::ReduceScatter,
+        PerfOp::Broadcast => Operation::Broadcast {
+            root: Rank(args.root),
+        },
+        PerfOp::Barrier => Operation::Barrier,
+        _ => Operation::AllReduce,
     };
     // A broadcast has one buffer on every rank.
     let in_place = args.in_place || args.op == PerfOp::Broadcast;
@@ -48,8 +38,9 @@ pub(super) fn plan<'a>(args: &PerfArgs, comm: &'a Communicator, size: u64) -> Re
         args.redop,
         in_place,
     );
-    let bytes = count * element * parts;
-    let share = (ranks - 1) as f64 / ranks as f64;
+    let bytes = count * args.dtype.size() as u64 * args.op.parts(comm.size());
+    let ranks = f64::from(comm.size());
+    let share = (ranks - 1.0) / ranks;
     let bus_factor = match args.op {
         PerfOp::AllReduce => 2.0 * share,
         PerfOp::AllGather | PerfOp::ReduceScatter => share,
@@ -104,7 +95,10 @@ impl<'a> Collective<'a> {
         } else {
             &mut self.input[..]
         };
-        fill(input, shape.dtype, rank, 0);
+        match reduction(&shape) {
+            Some(reduction) => reduction.fill(input, rank, 0),
+            None => fill(input, shape.dtype, rank, 0),
+        }
     }
 
     fn input_offset(&self) -> usize {
@@ -151,20 +145,21 @@ impl Case for Collective<'_> {
         self.run()?;
         let Shape {
             operation,
-            ranks,
             dtype,
-            redop,
+            count,
             ..
         } = self.shape;
         let rank = self.comm.rank();
         let start = self.output_offset();
         let output = &self.output[start..start + self.shape.output_bytes(rank) as usize];
+        if let Some(reduction) = reduction(&self.shape) {
+            let first = match operation {
+                Operation::ReduceScatter => count * u64::from(rank.0),
+                _ => 0,
+            };
+            return Ok(reduction.wrong(output, first));
+        }
         Ok(match operation {
-            Operation::AllReduce => wrong_reductions(output, dtype, redop, ranks, 0),
-            Operation::ReduceScatter => {
-                let first = self.shape.count * u64::from(rank.0);
-                wrong_reductions(output, dtype, redop, ranks, first)
-            }
             Operation::AllGather => self
                 .shape
                 .all_ranks()
@@ -175,19 +170,26 @@ impl Case for Collective<'_> {
                 })
                 .sum(),
             Operation::Broadcast { root } => wrong_copies(output, dtype, root, 0),
-            Operation::Barrier | Operation::SendRecv { .. } => 0,
+            _ => 0,
         })
     }
 }
 
-fn message<'a>(args: &PerfArgs, comm: &'a Communicator, size: u64) -> Result<Plan<'a>> {
-    let element = args.dtype.size() as u64;
-    let count = if size == 0 {
-        0
-    } else {
-        (size / element).max(1)
-    };
-    let bytes = count * element;
+/// What an operation combines, if it does.
+fn reduction(shape: &Shape) -> Option<Reduction> {
+    matches!(
+        shape.operation,
+        Operation::AllReduce | Operation::ReduceScatter
+    )
+    .then_some(Reduction {
+        dtype: shape.dtype,
+        redop: shape.redop,
+        ranks: shape.ranks,
+    })
+}
+
+fn message<'a>(args: &PerfArgs, comm: &'a Communicator, count: u64) -> Result<Plan<'a>> {
+    let bytes = count * args.dtype.size() as u64;
     let me = comm.rank();
     let mut case = PingPong {
         comm,
@@ -281,28 +283,4 @@ impl Case for PingPong<'_> {
     fn operations(&self) -> u32 {
         2
     }
-}
-
-/// Zeroed memory, or an error where a plain `vec!` would end the process.
-fn buffer(bytes: u64) -> Result<Vec<u8>> {
-    let bytes = as_length(bytes)?;
-    let mut memory = Vec::new();
-    memory.try_reserve_exact(bytes).map_err(|error| {
-        Error::new(
-            ErrorKind::LimitReached,
-            format!("{bytes} bytes for a buffer: {error}"),
-        )
-        .hint("ask for a smaller -e or fewer ranks")
-    })?;
-    memory.resize(bytes, 0);
-    Ok(memory)
-}
-
-fn as_length(number: u64) -> Result<usize> {
-    usize::try_from(number).map_err(|_| {
-        Error::new(
-            ErrorKind::InvalidArgument,
-            format!("{number} is too large for this machine"),
-        )
-    })
 }

@@ -10,6 +10,7 @@ mod primitive;
 mod report;
 mod worker;
 
+use std::fs::OpenOptions;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
@@ -46,10 +47,11 @@ pub(crate) struct PerfArgs {
     step: Option<u64>,
     /// Measured iterations a size
     #[arg(short = 'n', long = "iterations", default_value_t = 20,
-          value_parser = clap::value_parser!(u32).range(1..))]
+          value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     iterations: u32,
     /// Iterations before measuring
-    #[arg(short = 'w', long = "warmup", default_value_t = 5)]
+    #[arg(short = 'w', long = "warmup", default_value_t = 5,
+          value_parser = clap::value_parser!(u32).range(..=10_000_000))]
     warmup: u32,
     /// Data type
     #[arg(short = 'd', long = "dtype", default_value = "fp32")]
@@ -134,6 +136,15 @@ impl PerfOp {
         )
     }
 
+    /// Ranks that share the bytes of a size: that is the size of the larger buffer, as for
+    /// nccl-tests.
+    const fn parts(self, ranks: u32) -> u64 {
+        match self {
+            Self::AllGather | Self::ReduceScatter => ranks as u64,
+            _ => 1,
+        }
+    }
+
     const fn reduces(self) -> bool {
         matches!(self, Self::AllReduce | Self::ReduceScatter)
     }
@@ -153,6 +164,13 @@ enum EngineArg {
 /// What failed, named by rank.
 pub(crate) fn perf(args: &PerfArgs) -> Result<u8> {
     let launched = hcomm::launched()?;
+    if args.threads && launched.is_some() {
+        return Err(Error::new(
+            ErrorKind::InvalidArgument,
+            "--threads, but a launcher has started this process as one of its ranks",
+        )
+        .hint("leave out --threads, or unset the launcher's variables, such as RANK"));
+    }
     if args.threads || launched.is_some() {
         check(args, launched.or(args.ranks).unwrap_or(2))?;
         if let (Some(expected), Some(size)) = (args.ranks, launched)
@@ -166,11 +184,13 @@ pub(crate) fn perf(args: &PerfArgs) -> Result<u8> {
         return if launched.is_some() {
             worker::as_rank(args)
         } else {
+            check_json_file(args)?;
             worker::as_threads(args, args.ranks.unwrap_or(2))
         };
     }
     let ranks = args.ranks.unwrap_or(2);
     check(args, ranks)?;
+    check_json_file(args)?;
     let myself = std::env::current_exe()
         .map_err(|error| Error::system("finding this program's own file", error))?;
     let mut program = vec![myself.into_os_string()];
@@ -193,6 +213,19 @@ impl PerfArgs {
             self.end,
             self.step.map_or(Growth::Factor(self.factor), Growth::Step),
         )
+    }
+
+    /// The sizes in elements a rank, each once: at least one where bytes were asked for.
+    fn counts(&self, ranks: u32) -> Vec<u64> {
+        let unit = self.dtype.size() as u64 * self.op.parts(ranks);
+        let mut counts: Vec<u64> = self
+            .sizes()
+            .into_iter()
+            .map(|size| if size == 0 { 0 } else { (size / unit).max(1) })
+            .collect();
+        // Sizes grow, so equal counts are neighbours.
+        counts.dedup();
+        counts
     }
 
     fn checks(&self) -> bool {
@@ -228,8 +261,88 @@ fn check(args: &PerfArgs, ranks: u32) -> Result<()> {
             args.op.name()
         ));
     }
-    if args.in_place && matches!(args.op, PerfOp::Barrier) {
-        return wrong("a barrier has no buffer to be in place".to_owned());
+    if args.in_place && (args.op == PerfOp::Barrier || args.op.in_pairs()) {
+        return wrong(format!(
+            "--in-place: {} does not have an input and an output on one rank",
+            args.op.name()
+        ));
+    }
+    // A table that nobody reads to its end, and the memory for it.
+    const ROWS: u64 = 10_000;
+    if let Some(step) = args.step
+        && (args.end - args.begin) / step >= ROWS
+    {
+        return wrong(format!(
+            "-i {step} from -b {} to -e {} makes more than {ROWS} rows",
+            args.begin, args.end
+        ));
     }
     Ok(())
+}
+
+/// Finds out before the measurement whether its result can be written.
+fn check_json_file(args: &PerfArgs) -> Result<()> {
+    match &args.json {
+        Some(path) if !args.json_on_stdout() => OpenOptions::new()
+            .append(true)
+            .create(true)
+            .open(path)
+            .map(drop)
+            .map_err(|error| Error::system(format!("opening {}", path.display()), error)),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: PerfArgs,
+    }
+
+    fn parse(line: &str) -> PerfArgs {
+        Line::try_parse_from(["perf"].into_iter().chain(line.split(' ')))
+            .unwrap()
+            .args
+    }
+
+    #[test]
+    fn sizes_that_come_to_the_same_elements_are_measured_once() {
+        let counts = |line: &str, ranks| parse(line).counts(ranks);
+        assert_eq!(counts("write -b 1 -e 16 -d fp32", 2), [1, 2, 4]);
+        assert_eq!(counts("all_reduce -b 0 -e 8 -d fp64", 2), [0, 1]);
+        assert_eq!(counts("reduce_scatter -b 1 -e 64 -f 8 -d int32", 4), [1, 4]);
+        assert_eq!(counts("all_gather -b 5 -e 5 -d fp32", 4), [1]);
+        assert_eq!(counts("barrier", 4), [0]);
+        assert_eq!(counts("read -b 10 -e 30 -i 10 -d int8", 2), [10, 20, 30]);
+    }
+
+    #[test]
+    fn what_cannot_be_measured_is_refused() {
+        for (line, ranks) in [
+            ("send_recv", 3),
+            ("write", 1),
+            ("broadcast -r 2", 2),
+            ("barrier --in-place", 2),
+            ("read --in-place", 2),
+            ("all_reduce -i 0", 2),
+            ("all_reduce -b 0 -e 1G -i 1", 2),
+            ("all_reduce -b 2 -e 1", 2),
+        ] {
+            let error = check(&parse(line), ranks).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{line}");
+        }
+        for (line, ranks) in [("all_reduce --in-place", 1), ("send_recv", 4)] {
+            assert!(check(&parse(line), ranks).is_ok(), "{line}");
+        }
+        for line in ["all_reduce -n 10000001", "all_reduce -w 4000000000"] {
+            let words = ["perf"].into_iter().chain(line.split(' '));
+            assert!(Line::try_parse_from(words).is_err(), "{line}");
+        }
+    }
 }

@@ -5,7 +5,7 @@ use hcomm_data::{BatchOp, RemoteSlice, Slice, Thread};
 use hcomm_types::{DataType, Error, ErrorKind, Rank, Result};
 
 use super::pattern::{fill, wrong_copies};
-use super::worker::{Case, Plan};
+use super::worker::{Case, Plan, buffer};
 use super::{PerfArgs, PerfOp};
 
 const TAG: &str = "hcomm-perf";
@@ -35,8 +35,10 @@ impl<'a> Bench<'a> {
     /// # Errors
     /// `LimitReached`; whatever stops the channel.
     pub(super) fn new(args: &PerfArgs, comm: &'a Communicator) -> Result<Self> {
-        let largest = args.sizes().into_iter().max().unwrap_or(0).max(1);
+        let largest = args.counts(comm.size()).into_iter().max().unwrap_or(0);
+        let largest = largest * args.dtype.size() as u64;
         let half = largest
+            .max(1)
             .checked_mul(descriptors(args))
             .and_then(|bytes| bytes.checked_next_multiple_of(4096))
             .and_then(|bytes| usize::try_from(bytes).ok())
@@ -64,13 +66,12 @@ impl<'a> Bench<'a> {
         })
     }
 
-    /// Prepares one size.
+    /// Prepares one size, of so many elements.
     ///
     /// # Errors
     /// If ranges do not fit, which `new` has made sure of.
-    pub(super) fn plan<'b>(&'b mut self, args: &PerfArgs, size: u64) -> Result<Plan<'b>> {
-        let element = args.dtype.size() as u64;
-        let size = size / element * element;
+    pub(super) fn plan<'b>(&'b mut self, args: &PerfArgs, count: u64) -> Result<Plan<'b>> {
+        let size = count * args.dtype.size() as u64;
         let total = size * descriptors(args);
         let case = Primitive {
             bench: self,
@@ -82,7 +83,7 @@ impl<'a> Bench<'a> {
         Ok(Plan {
             algorithm: "-".to_owned(),
             bytes: size,
-            count: size / element,
+            count,
             moved: total,
             bus_factor: 1.0,
             case: Box::new(case),
@@ -114,7 +115,7 @@ impl Primitive<'_, '_> {
     }
 
     fn refill(&self) -> Result<()> {
-        let mut bytes = vec![0; self.total];
+        let mut bytes = buffer(self.total as u64)?;
         fill(&mut bytes, self.dtype, self.bench.comm.rank(), 0);
         self.bench.mine.sub(0..self.total)?.copy_from(&bytes)?;
         bytes.fill(POISON);
@@ -206,7 +207,7 @@ impl Case for Primitive<'_, '_> {
         if !receives {
             return Ok(0);
         }
-        let mut bytes = vec![0; self.total];
+        let mut bytes = buffer(self.total as u64)?;
         self.bench.theirs.sub(0..self.total)?.copy_to(&mut bytes)?;
         Ok(wrong_copies(&bytes, self.dtype, Rank(comm.rank().0 ^ 1), 0))
     }

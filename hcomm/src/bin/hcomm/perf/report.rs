@@ -1,14 +1,15 @@
 //! Rows, the table, and the JSON.
 
 use std::fs;
-use std::io::{IsTerminal as _, Write as _};
+use std::io::{self, IsTerminal as _, Write as _};
 use std::time::Duration;
 
 use hcomm::{Communicator, Source};
-use hcomm_types::{Error, Result};
+use hcomm_types::{Error, ErrorKind, Result};
 use serde::Serialize;
 
 use super::PerfArgs;
+use crate::output::{self, Reader};
 
 /// One size, measured.
 #[derive(Debug, Serialize)]
@@ -81,18 +82,126 @@ struct TransportUse {
     path: Option<String>,
 }
 
-/// Writes the JSON and prints what is asked for. Returns the exit code.
-///
-/// # Errors
-/// If the file cannot be written.
-pub(super) fn publish(args: &PerfArgs, comm: &Communicator, rows: &[Row]) -> Result<u8> {
-    let report = Report {
-        op: args.op.name(),
-        ranks: comm.size(),
-        dtype: args.dtype.name(),
-        redop: args.redop.name(),
-        links: comm.links_in_use(),
-        transports: comm
+/// What rank 0 prints while it measures, and the JSON.
+#[derive(Debug)]
+pub(super) struct Table<'a> {
+    args: &'a PerfArgs,
+    reader: Reader,
+}
+
+impl<'a> Table<'a> {
+    /// An empty table.
+    pub(super) fn new(args: &'a PerfArgs) -> Self {
+        Self {
+            args,
+            reader: Reader::There,
+        }
+    }
+
+    /// Whether nobody will see what is still to be measured.
+    pub(super) fn is_in_vain(&self) -> bool {
+        self.reader == Reader::Gone && self.args.json.is_none()
+    }
+
+    /// The head, before the first row.
+    ///
+    /// # Errors
+    /// If it cannot be printed for another reason than that nobody reads.
+    pub(super) fn head(&mut self, comm: &Communicator) -> Result<()> {
+        self.line(&format!(
+            "# {} on {} ranks, links: {}{}",
+            self.args.op.name(),
+            comm.size(),
+            comm.links_in_use().join(", "),
+            if self.args.in_place { ", in place" } else { "" },
+        ))?;
+        self.line(&format!(
+            "# {:>10} {:>12} {:>6} {:>6} {:>14} {:>12} {:>10} {:>10} {:>8}",
+            "bytes",
+            "count",
+            "dtype",
+            "op",
+            "algorithm",
+            "time µs",
+            "algbw GB/s",
+            "busbw GB/s",
+            "wrong"
+        ))
+    }
+
+    /// One row.
+    ///
+    /// # Errors
+    /// As for the head.
+    pub(super) fn row(&mut self, row: &Row) -> Result<()> {
+        let args = self.args;
+        let wrong = if args.checks() {
+            row.wrong.to_string()
+        } else {
+            "-".to_owned()
+        };
+        let redop = if args.op.reduces() {
+            args.redop.name()
+        } else {
+            "-"
+        };
+        self.line(&format!(
+            "{:>12} {:>12} {:>6} {:>6} {:>14} {:>12.2} {:>10.3} {:>10.3} {:>8}",
+            row.bytes,
+            row.count,
+            args.dtype.name(),
+            redop,
+            row.algorithm,
+            row.time_us.median,
+            row.algbw_gbps,
+            row.busbw_gbps,
+            wrong
+        ))
+    }
+
+    /// Writes the JSON where it is asked for, and the lines under the table.
+    ///
+    /// # Errors
+    /// If the file cannot be written; as for the head.
+    pub(super) fn publish(&mut self, comm: &Communicator, rows: &[Row]) -> Result<()> {
+        let args = self.args;
+        let report = Report::new(args, comm, rows);
+        if let Some(path) = &args.json {
+            let text = serde_json::to_string(&report).map_err(|error| {
+                Error::new(
+                    ErrorKind::Internal,
+                    format!("the JSON of the result: {error}"),
+                )
+            })?;
+            if args.json_on_stdout() {
+                self.reader = output::print(&text)?;
+            } else {
+                fs::write(path, text + "\n")
+                    .map_err(|error| Error::system(format!("writing {}", path.display()), error))?;
+            }
+        }
+        for transport in &report.transports {
+            let path = transport.path.as_deref().unwrap_or("linked in");
+            self.line(&format!("# transport {}: {path}", transport.name))?;
+        }
+        let wrong: u64 = rows.iter().map(|row| row.wrong).sum();
+        if wrong > 0 {
+            self.line(&format!("# WRONG: {wrong} elements"))?;
+        }
+        Ok(())
+    }
+
+    fn line(&mut self, text: &str) -> Result<()> {
+        if self.reader == Reader::There && !self.args.json_on_stdout() {
+            self.reader = output::print(text)?;
+        }
+        Ok(())
+    }
+}
+
+impl<'a> Report<'a> {
+    fn new(args: &PerfArgs, comm: &Communicator, rows: &'a [Row]) -> Self {
+        let transports = comm
             .transports_in_use()
             .into_iter()
             .map(|plugin| {
@@ -106,83 +215,18 @@ pub(super) fn publish(args: &PerfArgs, comm: &Communicator, rows: &[Row]) -> Res
                     path,
                 }
             })
-            .collect(),
-        engine: "cpu",
-        rows,
-    };
-    if let Some(path) = &args.json {
-        let text = serde_json::to_string(&report).map_err(|error| {
-            Error::new(
-                hcomm_types::ErrorKind::Internal,
-                format!("the JSON of the result: {error}"),
-            )
-        })?;
-        let written = if args.json_on_stdout() {
-            writeln!(std::io::stdout(), "{text}")
-        } else {
-            fs::write(path, text + "\n")
-        };
-        written.map_err(|error| Error::system(format!("writing {}", path.display()), error))?;
+            .collect();
+        Self {
+            op: args.op.name(),
+            ranks: comm.size(),
+            dtype: args.dtype.name(),
+            redop: args.redop.name(),
+            links: comm.links_in_use(),
+            transports,
+            engine: "cpu",
+            rows,
+        }
     }
-    if !args.json_on_stdout() {
-        print_footer(&report);
-    }
-    Ok(u8::from(rows.iter().any(|row| row.wrong > 0)))
-}
-
-/// The head of the table, before the first row.
-pub(super) fn print_head(args: &PerfArgs, comm: &Communicator) {
-    if args.json_on_stdout() {
-        return;
-    }
-    println!(
-        "# {} on {} ranks, links: {}{}",
-        args.op.name(),
-        comm.size(),
-        comm.links_in_use().join(", "),
-        if args.in_place { ", in place" } else { "" },
-    );
-    println!(
-        "# {:>10} {:>12} {:>6} {:>6} {:>14} {:>12} {:>10} {:>10} {:>8}",
-        "bytes",
-        "count",
-        "dtype",
-        "op",
-        "algorithm",
-        "time µs",
-        "algbw GB/s",
-        "busbw GB/s",
-        "wrong"
-    );
-}
-
-/// One row of the table.
-pub(super) fn print_row(args: &PerfArgs, row: &Row) {
-    if args.json_on_stdout() {
-        return;
-    }
-    let wrong = if args.checks() {
-        row.wrong.to_string()
-    } else {
-        "-".to_owned()
-    };
-    let redop = if args.op.reduces() {
-        args.redop.name()
-    } else {
-        "-"
-    };
-    println!(
-        "{:>12} {:>12} {:>6} {:>6} {:>14} {:>12.2} {:>10.3} {:>10.3} {:>8}",
-        row.bytes,
-        row.count,
-        args.dtype.name(),
-        redop,
-        row.algorithm,
-        row.time_us.median,
-        row.algbw_gbps,
-        row.busbw_gbps,
-        wrong
-    );
 }
 
 /// A line on the terminal that says what a long run is doing.
@@ -195,14 +239,15 @@ impl Progress {
     /// Only where stderr is a terminal, and stdout is not the same screen.
     pub(super) fn new() -> Self {
         Self {
-            shown: std::io::stderr().is_terminal() && !std::io::stdout().is_terminal(),
+            shown: io::stderr().is_terminal() && !io::stdout().is_terminal(),
         }
     }
 
     /// Says which size is being measured.
     pub(super) fn size(&self, number: usize, of: usize, bytes: u64, spent: Duration) {
         if self.shown {
-            eprint!(
+            let _ = write!(
+                io::stderr(),
                 "\r{number}/{of} sizes, {bytes} bytes, {:.0} s ",
                 spent.as_secs_f64()
             );
@@ -212,21 +257,8 @@ impl Progress {
     /// Ends the line.
     pub(super) fn end(&self) {
         if self.shown {
-            eprintln!();
+            let _ = writeln!(io::stderr());
         }
-    }
-}
-
-fn print_footer(report: &Report<'_>) {
-    for transport in &report.transports {
-        match &transport.path {
-            Some(path) => println!("# transport {}: {path}", transport.name),
-            None => println!("# transport {}: linked in", transport.name),
-        }
-    }
-    let wrong: u64 = report.rows.iter().map(|row| row.wrong).sum();
-    if wrong > 0 {
-        println!("# WRONG: {wrong} elements");
     }
 }
 

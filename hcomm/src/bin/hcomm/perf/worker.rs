@@ -6,7 +6,7 @@ use std::time::Instant;
 use hcomm::{Communicator, Options};
 use hcomm_types::{Error, ErrorKind, Rank, ReduceOp, Result};
 
-use super::report::{self, Progress, Row, Times};
+use super::report::{Progress, Row, Table, Times};
 use super::{PerfArgs, PerfOp, collective, primitive};
 
 /// As a rank of a launcher's job.
@@ -84,11 +84,42 @@ pub(super) struct Plan<'a> {
     pub(super) algorithm: String,
 }
 
+/// Zeroed memory, or an error where a plain `vec!` would end the process.
+///
+/// # Errors
+/// `LimitReached` if there is not so much.
+pub(super) fn buffer(bytes: u64) -> Result<Vec<u8>> {
+    let bytes = as_length(bytes)?;
+    let mut memory = Vec::new();
+    memory.try_reserve_exact(bytes).map_err(|error| {
+        Error::new(
+            ErrorKind::LimitReached,
+            format!("{bytes} bytes for a buffer: {error}"),
+        )
+        .hint("ask for a smaller -e or fewer ranks")
+    })?;
+    memory.resize(bytes, 0);
+    Ok(memory)
+}
+
+/// A length in memory.
+///
+/// # Errors
+/// `InvalidArgument` if it is none on this machine.
+pub(super) fn as_length(number: u64) -> Result<usize> {
+    usize::try_from(number).map_err(|_| {
+        Error::new(
+            ErrorKind::InvalidArgument,
+            format!("{number} is too large for this machine"),
+        )
+    })
+}
+
 fn measure(args: &PerfArgs, comm: &Communicator) -> Result<u8> {
     comm.force_algorithm(args.algo.as_deref())?;
     let leads = comm.rank() == Rank(0);
-    let sizes = args.sizes();
-    let mut rows = Vec::with_capacity(sizes.len());
+    let counts = args.counts(comm.size());
+    let mut rows: Vec<Row> = Vec::with_capacity(counts.len());
     let mut bench = match args.op {
         PerfOp::Write | PerfOp::Read | PerfOp::WriteNotify | PerfOp::BatchWrite => {
             Some(primitive::Bench::new(args, comm)?)
@@ -97,33 +128,43 @@ fn measure(args: &PerfArgs, comm: &Communicator) -> Result<u8> {
     };
     // The first operation makes the channels, so that the head can name the links.
     comm.barrier()?;
+    let mut table = Table::new(args);
     if leads {
-        report::print_head(args, comm);
+        table.head(comm)?;
     }
     let progress = Progress::new();
     let start = Instant::now();
-    for (number, &size) in sizes.iter().enumerate() {
-        if leads {
-            progress.size(number + 1, sizes.len(), size, start.elapsed());
-        }
+    for (number, &count) in counts.iter().enumerate() {
         let plan = match &mut bench {
-            Some(bench) => bench.plan(args, size)?,
-            None => collective::plan(args, comm, size)?,
+            Some(bench) => bench.plan(args, count)?,
+            None => collective::plan(args, comm, count)?,
         };
-        let row = measure_size(args, comm, plan)?;
         if leads {
-            report::print_row(args, &row);
+            progress.size(number + 1, counts.len(), plan.bytes, start.elapsed());
+        }
+        let (row, go_on) = measure_size(args, comm, plan, &table)?;
+        if leads {
+            table.row(&row)?;
         }
         rows.push(row);
+        if !go_on {
+            break;
+        }
     }
     if leads {
         progress.end();
-        return report::publish(args, comm, &rows);
+        table.publish(comm, &rows)?;
     }
     Ok(u8::from(rows.iter().any(|row| row.wrong > 0)))
 }
 
-fn measure_size(args: &PerfArgs, comm: &Communicator, mut plan: Plan<'_>) -> Result<Row> {
+/// The row of a size, and whether another one is wanted.
+fn measure_size(
+    args: &PerfArgs,
+    comm: &Communicator,
+    mut plan: Plan<'_>,
+    table: &Table<'_>,
+) -> Result<(Row, bool)> {
     for _ in 0..args.warmup {
         plan.case.run()?;
     }
@@ -137,11 +178,14 @@ fn measure_size(args: &PerfArgs, comm: &Communicator, mut plan: Plan<'_>) -> Res
     }
     // An operation takes as long as on its slowest rank.
     comm.all_reduce_in_place(&mut seconds, ReduceOp::Max)?;
-    let mut wrong = [if args.checks() { plan.case.wrong()? } else { 0 }];
-    comm.all_reduce_in_place(&mut wrong, ReduceOp::Sum)?;
+    let wrong = if args.checks() { plan.case.wrong()? } else { 0 };
+    // Only the rank that prints knows that nobody reads; all have to stop together.
+    let mut sums = [wrong, u64::from(table.is_in_vain())];
+    comm.all_reduce_in_place(&mut sums, ReduceOp::Sum)?;
+    let [wrong, in_vain] = sums;
     let times = Times::new(seconds);
     let algbw = times.gigabytes_per_second(plan.moved);
-    Ok(Row {
+    let row = Row {
         bytes: plan.bytes,
         count: plan.count,
         algorithm: plan.algorithm,
@@ -149,6 +193,7 @@ fn measure_size(args: &PerfArgs, comm: &Communicator, mut plan: Plan<'_>) -> Res
         time_us: times,
         algbw_gbps: algbw,
         busbw_gbps: algbw * plan.bus_factor,
-        wrong: wrong[0],
-    })
+        wrong,
+    };
+    Ok((row, in_vain == 0))
 }
