@@ -2,10 +2,11 @@
 
 use std::cell::{Cell, RefCell};
 use std::ops::Deref;
+use std::sync::Arc;
 use std::time::Duration;
 
 use hcomm_ctrl::Membership;
-use hcomm_data::{Buffers, Slice, Thread};
+use hcomm_data::{Buffers, Program, Slice, Thread};
 use hcomm_types::{DataType, Element, Error, ErrorKind, Rank, ReduceOp, Result};
 
 use crate::algorithms::Params;
@@ -424,16 +425,17 @@ impl Communicator {
     ) -> Result<()> {
         self.check_shape(shape)?;
         self.check_lengths(shape, &buffers)?;
-        let bound = self.planner.borrow_mut().program(shape, &self.membership)?;
-        if bound.is_empty() {
+        let Some(begun) = self.begin(shape, &self.main)? else {
             return Ok(());
-        }
-        self.follow(&self.main)?;
-        let base = self.scratch_base(shape, bound.takes_half);
-        let workers = self.workers(bound.program.threads.len().saturating_sub(1))?;
+        };
         let _blocking = self.membership.blocking();
+        let Begun {
+            workers,
+            program,
+            base,
+        } = &begun;
         self.main
-            .run_blocking(&workers, &bound.program, buffers, base, [0; 2], timeout)
+            .run_blocking(workers, program, buffers, *base, [0; 2], timeout)
     }
 
     fn enqueue(
@@ -454,16 +456,34 @@ impl Communicator {
                     "the thread belongs to another communicator",
                 ));
             }
-            let bound = self.planner.borrow_mut().program(shape, &self.membership)?;
-            if bound.is_empty() {
+            let Some(Begun {
+                workers,
+                program,
+                base,
+            }) = self.begin(shape, thread)?
+            else {
                 return Ok(());
-            }
-            self.follow(thread)?;
-            let base = self.scratch_base(shape, bound.takes_half);
-            let workers = self.workers(bound.program.threads.len().saturating_sub(1))?;
-            thread.run_team(&workers, &bound.program, input, output, base, [0; 2])
+            };
+            thread.run_team(&workers, &program, input, output, base, [0; 2])
         };
         put().map_err(|error| self.tell(call, error))
+    }
+
+    /// What an operation needs to run on a thread, after those before it; `None` if this rank has
+    /// nothing to do. From here on all ranks count it.
+    fn begin(&self, shape: &Shape, thread: &Thread) -> Result<Option<Begun>> {
+        let bound = self.planner.borrow_mut().program(shape, &self.membership)?;
+        if bound.is_empty() {
+            return Ok(None);
+        }
+        self.follow(thread)?;
+        let workers = self.workers(bound.program.threads.len().saturating_sub(1))?;
+        let base = self.scratch_base(shape, bound.takes_half);
+        Ok(Some(Begun {
+            workers,
+            program: Arc::clone(&bound.program),
+            base,
+        }))
     }
 
     /// Collectives follow each other in call order. On one thread that is so by itself. One that is
@@ -623,6 +643,15 @@ impl Communicator {
         }
         error
     }
+}
+
+/// An operation about to run.
+struct Begun {
+    /// Threads for all parts of the program but the first.
+    workers: Vec<Thread>,
+    program: Arc<Program>,
+    /// Where its scratch memory begins.
+    base: u64,
 }
 
 fn separate<'a, T: Element>(input: &'a [T], output: &'a mut [T]) -> Buffers<'a> {
