@@ -197,7 +197,8 @@ impl Communicator {
     }
 
     /// Sends to one rank, which calls [`recv`](Self::recv). Returns when `data` may be changed:
-    /// messages that fit in the receiver's inbox do not wait for the receiver.
+    /// one message that fits in the receiver's inbox for this rank does not wait for the receiver;
+    /// the next one waits until that has been taken.
     ///
     /// # Errors
     /// See [`Communicator`]; `InvalidArgument` if there is no such rank or it is this one.

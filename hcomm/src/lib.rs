@@ -28,7 +28,7 @@ mod communicator;
 pub use communicator::{Communicator, Options, launched, load_transports};
 pub use hcomm_coll::{algorithms, plan, verify};
 pub use hcomm_ctrl::{
-    Aborter, Identity, JobKey, Launcher, Membership, PeerLink, RemoteMemory, RootInfo,
+    Aborter, Identity, JobKey, Launcher, Membership, Outside, PeerLink, RemoteMemory, RootInfo,
     RootListener, Settings, VARIABLES, Variable,
 };
 pub use hcomm_data::{BatchOp, Buffers, Channel, RemoteSlice, Slice, Thread};
