@@ -139,8 +139,14 @@ impl Course {
         }
     }
 
-    /// Ends everything at once.
-    pub(super) fn kill(&mut self, now: Instant) -> Vec<Action> {
+    /// Ends a job that could not be started as a whole.
+    pub(super) fn give_up(&mut self, now: Instant) -> Vec<Action> {
+        // How the ranks end from here on is our doing.
+        self.failure = Some(1);
+        self.kill(now)
+    }
+
+    fn kill(&mut self, now: Instant) -> Vec<Action> {
         self.killed = true;
         self.limit = Some((now + self.patience_after_kill(), Next::Leave));
         vec![Action::Send(Signal::KILL)]
@@ -199,7 +205,11 @@ impl Course {
                 let seconds = GRACE.as_secs();
                 actions.push(Action::Say(format!(
                     "{left} {} {seconds} s to report and end",
-                    if left.contains(' ') { "have" } else { "has" },
+                    if left.starts_with("ranks") {
+                        "have"
+                    } else {
+                        "has"
+                    },
                 )));
             }
         }
@@ -419,6 +429,27 @@ mod tests {
         let soon = now + ONE_WISH / 2;
         assert_eq!(course.on(Event::Signal(SIGTERM), soon), [TERM]);
         assert_eq!(course.limit(), Some(now + GRACE));
+    }
+
+    #[test]
+    fn ranks_that_end_because_others_could_not_be_started_are_not_told_of() {
+        let (mut course, now) = (Course::new(1), Instant::now());
+        assert_eq!(course.give_up(now), [KILL]);
+        assert!(course.on(Event::Exited(0, End::Signal(9)), now).is_empty());
+        course.on(Event::Drained(0), now);
+        assert!(course.is_over());
+        // Nor is there anything to wait for if none was started.
+        assert!(Course::new(0).is_over());
+    }
+
+    #[test]
+    fn a_single_rank_has_and_many_are_counted() {
+        let (mut course, now) = (Course::new(2), Instant::now());
+        let actions = course.on(Event::Exited(0, End::Code(1)), now);
+        assert_eq!(actions[1], say("rank 1 has 5 s to report and end"));
+        let course = Course::new(20);
+        let all = course.numbers(|_| true);
+        assert!(all.ends_with(", 15 and 4 more"), "{all}");
     }
 
     #[test]

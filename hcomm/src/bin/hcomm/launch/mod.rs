@@ -86,7 +86,7 @@ pub(crate) fn run(job: &Job) -> Result<u8> {
     }
     let mut course = Course::new(u32::try_from(ranks.len()).unwrap_or(job.ranks));
     if failed.is_some() {
-        let actions = course.kill(Instant::now());
+        let actions = course.give_up(Instant::now());
         act(&actions, &ranks);
     }
     follow(&mut course, &ranks, &inbox);
