@@ -136,8 +136,8 @@ fn mix(rank: Rank, position: u64) -> u64 {
 
 /// The contributions of all ranks to a reduction of `T`.
 ///
-/// At each position one rank in `turns` has its turn, and each rank has one in as many positions
-/// in a row. Who has no turn contributes what leaves the result as it is: 0 to a sum, 1 to a
+/// At each position one in `turns` ranks has its turn, and of as many positions in a row each rank
+/// has its turn at one. Who has no turn contributes what leaves the result as it is: 0 to a sum, 1 to a
 /// product, a lower value to a maximum.
 #[derive(Clone, Copy, Debug)]
 struct Terms<T> {
@@ -205,10 +205,10 @@ trait Element: Copy {
     /// Any value.
     fn any(rank: Rank, position: u64) -> Self;
 
-    /// How many ranks share a turn's worth of a sum, and the largest summand.
+    /// Of how many ranks one at a time adds to a sum, and the largest summand.
     fn sum_turns(ranks: u64) -> (u64, u64);
 
-    /// How many ranks share a turn's worth of a product.
+    /// Of how many ranks one at a time adds a factor to a product.
     fn product_turns(ranks: u64) -> u64;
 
     /// A summand other than 0.
@@ -303,6 +303,8 @@ macro_rules! float_elements {
                 (ranks.div_ceil(limit / most), most)
             }
 
+            /// A factor moves the exponent by at most 2, so that half as many as there are
+            /// exponents on either side of 0 can never leave the range.
             fn product_turns(ranks: u64) -> u64 {
                 ranks.div_ceil($exponent / 2)
             }
