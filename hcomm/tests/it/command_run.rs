@@ -163,30 +163,26 @@ fn sigusr1_reaches_the_ranks_and_the_job_goes_on() {
 
 #[test]
 fn when_a_rank_fails_the_others_may_report_and_all_end() {
-    // Rank 2 waits until both others are up: what they print must come through.
-    let fifo = std::env::temp_dir().join(format!("hcomm-run-{}", std::process::id()));
-    let _ = std::fs::remove_dir_all(&fifo);
-    std::fs::create_dir(&fifo).unwrap();
+    // Rank 2 fails when both others are up; rank 0 reports when the launcher has said so.
+    let folder = std::env::temp_dir().join(format!("hcomm-run-{}", std::process::id()));
+    let _ = std::fs::remove_dir_all(&folder);
+    std::fs::create_dir(&folder).unwrap();
     let mut run = run(
         3,
         &format!(
             r#"echo "pid $$"
                case $RANK in
-                 0) touch {dir}/0; while [ ! -e {dir}/failed ]; do sleep 0.05; done; echo "a late report"; exit 1;;
+                 0) touch {dir}/0; while [ ! -e {dir}/told ]; do sleep 0.05; done; echo "a late report"; exit 1;;
                  1) touch {dir}/1; exec sleep 1000;;
-                 2) while [ ! -e {dir}/0 ] || [ ! -e {dir}/1 ]; do sleep 0.05; done; touch {dir}/failed; exit 7;;
+                 2) while [ ! -e {dir}/0 ] || [ ! -e {dir}/1 ]; do sleep 0.05; done; exit 7;;
                esac"#,
-            dir = fifo.display()
+            dir = folder.display()
         ),
     );
+    run.wait_for_words("rank 2 ended with exit code 7");
+    std::fs::write(folder.join("told"), []).unwrap();
     run.wait_for_code(7);
-    std::fs::remove_dir_all(&fifo).unwrap();
-    let stderr = run.stderr();
-    assert!(
-        stderr.contains("rank 2 ended with exit code 7"),
-        "{}",
-        run.output()
-    );
+    std::fs::remove_dir_all(&folder).unwrap();
     assert!(
         run.stdout().contains("[0] a late report"),
         "{}",

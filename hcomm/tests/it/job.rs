@@ -164,8 +164,19 @@ impl Process {
     /// Waits for a text on stdout.
     #[track_caller]
     pub(crate) fn wait_for_text(&self, text: &str) {
+        self.wait_on(&self.stdout, text);
+    }
+
+    /// Waits for a text on stderr.
+    #[track_caller]
+    pub(crate) fn wait_for_words(&self, text: &str) {
+        self.wait_on(&self.stderr, text);
+    }
+
+    #[track_caller]
+    fn wait_on(&self, pipe: &Arc<Printed>, text: &str) {
         let limit = Instant::now() + LIMIT;
-        let mut state = self.stdout.state.lock().unwrap();
+        let mut state = pipe.state.lock().unwrap();
         loop {
             if String::from_utf8_lossy(&state.0).contains(text) {
                 return;
@@ -175,7 +186,7 @@ impl Process {
                 drop(state);
                 panic!("{} never printed `{text}`:\n{}", self.name, self.output());
             }
-            state = self.stdout.news.wait_timeout(state, left).unwrap().0;
+            state = pipe.news.wait_timeout(state, left).unwrap().0;
         }
     }
 

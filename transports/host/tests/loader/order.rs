@@ -79,11 +79,12 @@ fn a_file_that_is_reached_twice_is_one_candidate() {
     let third = Folder::new();
     fs::hard_link(&file, third.file("loop")).unwrap();
     let transports = Transports::load(&options(&[&first, &second, &third, &first])).unwrap();
+    // The build's own folders are searched as well and hold files of that name, too.
+    let places = [&first, &second, &third].map(|folder| Source::SharedObject(folder.file("loop")));
     let mine: Vec<_> = transports
         .candidates()
         .iter()
-        .filter(|candidate| candidate.source != Source::SharedObject(built_plugin("loop")))
-        .filter(|candidate| candidate.name == "loop")
+        .filter(|candidate| places.contains(&candidate.source))
         .collect();
     assert_eq!(mine.len(), 1, "{mine:?}");
 }
