@@ -390,7 +390,8 @@ impl Communicator {
         }
     }
 
-    /// Leaves the communicator, after everything put on its threads is done.
+    /// Leaves the communicator when its latest collective is done. Whatever its threads still have
+    /// queued besides is dropped; they fail with `Closed`.
     ///
     /// # Errors
     /// What was still going on and failed.

@@ -6,7 +6,7 @@ use std::task::Poll;
 
 use hcomm_data::{Domain, Engine, Slice, Thread};
 use hcomm_topo::{Allowed, EndpointFacts, RankFacts, RankGraph};
-use hcomm_transport::{Interest, SystemWaiter, Transports, WaitPolicy, Waiter};
+use hcomm_transport::{Interest, Transports, WaitPolicy, Waiter};
 use hcomm_types::{Deadline, Error, ErrorKind, Nanos, Rank, Result};
 
 use crate::bootstrap::{Bootstrap, Member, Roster, Step};
@@ -19,7 +19,7 @@ use crate::link_setup::{BUFFER_TAG, Home};
 use crate::machine::{Machine, drive, drive_all};
 use crate::membership::{Linking, Links, Membership, Shared, TaggedMemory, drive_links};
 use crate::mesh::{Mesh, MeshListener};
-use crate::outside::Outside;
+use crate::outside::{Outside, Surroundings};
 use crate::root_info::{RootInfo, RootListener};
 use crate::settings::Settings;
 
@@ -36,14 +36,16 @@ impl Membership {
         identity: &Identity,
         settings: &Settings,
         transports: &Transports,
+        surroundings: &Surroundings,
     ) -> Result<Self> {
+        tracing::info!(rank = %identity.rank, size = identity.size, launcher = %identity.launcher, "a launcher said who this is");
         let address = RootAddress::choose(settings.root(), |name| std::env::var(name).ok())?;
         let who = Who {
             rank: identity.rank,
             size: identity.size,
             local_rank: identity.local_rank,
         };
-        let (joining, waiter) = Joining::prepare(who, settings, transports, None)?;
+        let (joining, waiter) = Joining::prepare(who, settings, transports, surroundings, None)?;
         joining.start(&waiter, |outside, member, timeout, now| {
             let key = settings.job_key().cloned();
             if member.rank == Rank(0) {
@@ -64,13 +66,14 @@ impl Membership {
         size: u32,
         settings: &Settings,
         transports: &Transports,
+        surroundings: &Surroundings,
     ) -> Result<Self> {
         let who = Who {
             rank,
             size,
             local_rank: None,
         };
-        let (joining, waiter) = Joining::prepare(who, settings, transports, None)?;
+        let (joining, waiter) = Joining::prepare(who, settings, transports, surroundings, None)?;
         joining.start(&waiter, |outside, member, timeout, now| {
             Bootstrap::join(outside, info, member, timeout, now)
         })
@@ -85,13 +88,14 @@ impl Membership {
         size: u32,
         settings: &Settings,
         transports: &Transports,
+        surroundings: &Surroundings,
     ) -> Result<Self> {
         let who = Who {
             rank: Rank(0),
             size,
             local_rank: None,
         };
-        let (joining, waiter) = Joining::prepare(who, settings, transports, None)?;
+        let (joining, waiter) = Joining::prepare(who, settings, transports, surroundings, None)?;
         joining.start(&waiter, |outside, member, timeout, now| {
             Bootstrap::root(outside, listener, member, timeout, now)
         })
@@ -101,14 +105,19 @@ impl Membership {
     ///
     /// # Errors
     /// As [`join_launched`](Self::join_launched).
-    pub fn init_all(size: u32, settings: &Settings, transports: &Transports) -> Result<Vec<Self>> {
+    pub fn init_all(
+        size: u32,
+        settings: &Settings,
+        transports: &Transports,
+        surroundings: &Surroundings,
+    ) -> Result<Vec<Self>> {
         if size == 0 {
             return Err(Error::new(
                 ErrorKind::InvalidArgument,
                 "a communicator has at least 1 rank",
             ));
         }
-        let outside = Outside::system();
+        let outside = surroundings.outside.clone();
         let loopback = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         let listener = RootListener::bind(&outside, settings, loopback, &[])?;
         let info = listener.info().clone();
@@ -122,8 +131,13 @@ impl Membership {
                 size,
                 local_rank: Some(rank.0),
             };
-            let (mut joining, its) =
-                Joining::prepare(who, settings, transports, Some(Arc::clone(&group)))?;
+            let (mut joining, its) = Joining::prepare(
+                who,
+                settings,
+                transports,
+                surroundings,
+                Some(Arc::clone(&group)),
+            )?;
             joining.begin(&its, |outside, member, timeout, now| {
                 match listener.take() {
                     Some(listener) => Bootstrap::root(outside, listener, member, timeout, now),
@@ -202,7 +216,7 @@ struct Joining {
     settings: Settings,
     endpoints: Option<Endpoints>,
     group: Option<Arc<Group>>,
-    outside: Outside,
+    surroundings: Surroundings,
     listener: Option<MeshListener>,
     bootstrap: Option<Bootstrap>,
     step: Step,
@@ -214,21 +228,19 @@ impl Joining {
         who: Who,
         settings: &Settings,
         transports: &Transports,
+        surroundings: &Surroundings,
         group: Option<Arc<Group>>,
     ) -> Result<(Self, Arc<dyn Waiter>)> {
         // Until the others are known: polite, since they may need the cores to come here.
-        let waiter: Arc<dyn Waiter> = Arc::new(SystemWaiter::new(WaitPolicy::for_load(
-            usize::MAX,
-            cores(),
-        ))?);
-        let outside = Outside::system();
+        let waiter = (surroundings.waiter)(WaitPolicy::for_load(usize::MAX, cores()))?;
+        let outside = surroundings.outside.clone();
         let joining = Self {
             who,
             settings: settings.clone(),
             endpoints: Some(Endpoints::list(transports)?),
             group,
             listener: Some(MeshListener::bind(&outside, settings)?),
-            outside,
+            surroundings: surroundings.clone(),
             bootstrap: None,
             step: Step::Handshake,
         };
@@ -272,7 +284,7 @@ impl Joining {
     ) -> Result<()> {
         let member = self.member()?;
         self.bootstrap = Some(bootstrap(
-            self.outside.clone(),
+            self.surroundings.outside.clone(),
             member,
             self.settings.connect_timeout(),
             waiter.now(),
@@ -325,10 +337,7 @@ impl Joining {
             .iter()
             .filter(|facts| facts.rank.host.id == *host)
             .count();
-        let waiter: Arc<dyn Waiter> = Arc::new(SystemWaiter::new(WaitPolicy::for_load(
-            local_ranks,
-            cores(),
-        ))?);
+        let waiter = (self.surroundings.waiter)(WaitPolicy::for_load(local_ranks, cores()))?;
         tracing::debug!(%rank, size, local_ranks, "topology known");
 
         self.reach(Step::Resources);
@@ -349,7 +358,7 @@ impl Joining {
         let region = device.allocate(bytes)?;
         let buffer = Slice::of(&region);
         let mesh = Arc::new(Mutex::new(Mesh::new(
-            self.outside.clone(),
+            self.surroundings.outside.clone(),
             listener,
             roster,
             rank,
@@ -372,6 +381,7 @@ impl Joining {
             mesh: Arc::clone(&mesh),
             buffer,
             layout,
+            outside: self.surroundings.outside.clone(),
             thread: Thread::new(&domain, Engine::Cpu, 0)?,
         };
         self.reach(Step::Ready);

@@ -33,7 +33,7 @@ pub use launch::{Identity, Launcher, ParseRootError, RootAddress};
 pub use machine::{Machine, drive, drive_all};
 pub use mesh::{LinkState, MAX_MESSAGE_BYTES, Mesh, MeshListener};
 pub use net::{Listener, Network, Stream, TcpNetwork};
-pub use outside::{Outside, Random, SystemRandom};
+pub use outside::{MakeWaiter, Outside, Random, Surroundings, SystemRandom};
 pub use root_info::{ParseRootInfoError, RootInfo, RootListener};
 pub use settings::{DEFAULT_BUFFER_BYTES, Settings, VARIABLES, Variable};
 

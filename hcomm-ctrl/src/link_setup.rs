@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::layout::{Layout, Notifies};
 use crate::mesh::{LinkState, Mesh};
+use crate::outside::Outside;
 
 /// Kind of the control message that carries an [`Offer`].
 pub(crate) const OFFER: u16 = 1;
@@ -118,6 +119,7 @@ pub(crate) struct Home {
     pub(crate) mesh: Arc<Mutex<Mesh>>,
     pub(crate) buffer: Slice,
     pub(crate) layout: Layout,
+    pub(crate) outside: Outside,
     /// Queue on which probes run.
     pub(crate) thread: Thread,
 }
@@ -173,14 +175,7 @@ impl LinkSetup {
             0 => (Notifies::PROBE, Notifies::COUNT),
             _ => (notifies, notifies.saturating_add(1)),
         };
-        let mut nonce = [0; PROBE_BYTES];
-        getrandom::fill(&mut nonce).map_err(|error| {
-            Error::new(
-                ErrorKind::System,
-                format!("no random bytes for a probe: {error}"),
-            )
-        })?;
-        let nonce = u64::from_le_bytes(nonce);
+        let nonce = home.outside.number();
         let transport = device.create_channel(notifies, QUEUE_DEPTH)?;
         let memories = memories
             .iter()

@@ -515,6 +515,8 @@ pub(crate) struct Linking {
     setups: Vec<LinkSetup>,
     /// Number of the channel of its pair, and the channel.
     done: Vec<(u32, PeerLink)>,
+    /// A set-up failed; until then the peer may say why.
+    failed: Option<(Error, Deadline)>,
     deadline: Deadline,
     began: Nanos,
 }
@@ -528,11 +530,18 @@ impl Linking {
             shared: Arc::clone(shared),
             setups,
             done: Vec::new(),
+            failed: None,
         }
     }
 
     pub(crate) fn is_done(&self) -> bool {
         self.setups.is_empty()
+    }
+
+    fn next_wake(&self) -> Deadline {
+        self.failed
+            .as_ref()
+            .map_or(self.deadline, |(_, until)| self.deadline.earlier(*until))
     }
 
     /// Moves all set-ups on; whether all are done.
@@ -555,10 +564,26 @@ impl Linking {
                 Poll::Pending => at += 1,
                 Poll::Ready(link) => {
                     let number = self.setups.swap_remove(at).number();
-                    let link = link.map_err(|error| self.shared.better(error))?;
-                    self.done.push((number, link));
+                    match link {
+                        Ok(link) => self.done.push((number, link)),
+                        Err(error) if error.kind() == ErrorKind::InvalidArgument => {
+                            return Err(error);
+                        }
+                        Err(error) => {
+                            let until = Deadline::after(now, NEWS);
+                            self.failed.get_or_insert((error, until));
+                        }
+                    }
                 }
             }
+        }
+        if let Some((error, until)) = &self.failed {
+            // The control plane may know the cause behind it, or hear of it shortly.
+            self.shared.health.check()?;
+            if until.passed(now) {
+                return Err(error.clone());
+            }
+            return Ok(false);
         }
         // What was queued last (credits, offers) should not wait for the next look.
         lock(&self.shared.mesh).poll(now)?;
@@ -615,38 +640,6 @@ impl Linking {
     }
 }
 
-impl Shared {
-    /// The cause behind an error of a link, if the control plane knows it. What the peer has to
-    /// say may still be on its way, so it is waited for, shortly.
-    fn better(&self, error: Error) -> Error {
-        if error.kind() == ErrorKind::InvalidArgument {
-            return error;
-        }
-        let until = Deadline::after(self.waiter.now(), NEWS);
-        let mut phase = Phase::default();
-        loop {
-            if let Err(news) = self.health.check() {
-                return news;
-            }
-            if until.passed(self.waiter.now()) {
-                return error;
-            }
-            let mesh = lock(&self.mesh);
-            let mut interests = Vec::new();
-            mesh.interests(&mut interests);
-            self.waiter.pause(
-                &mut phase,
-                &mut Watch {
-                    until,
-                    interests: &interests,
-                    devices: &[],
-                    look: &mut || false,
-                },
-            );
-        }
-    }
-}
-
 /// Drives the set-ups of ranks of this OS thread together until all are done. The first failure
 /// ends it.
 pub(crate) fn drive_links(one: &Shared, linkings: &mut [Linking]) -> Result<()> {
@@ -684,7 +677,7 @@ pub(crate) fn drive_links(one: &Shared, linkings: &mut [Linking]) -> Result<()> 
         );
         let until = linkings
             .iter()
-            .map(|linking| linking.deadline)
+            .map(Linking::next_wake)
             .chain(meshes.iter().map(|mesh| mesh.next_wake()))
             .fold(Deadline::NEVER, Deadline::earlier);
         let setups: Vec<&LinkSetup> = linkings.iter().flat_map(|l| &l.setups).collect();

@@ -1,7 +1,10 @@
-//! What a control-plane machine sees of the outside, besides the time that it is told.
+//! What the control plane sees of the outside: network, random bytes, and how to wait.
 
 use std::fmt;
 use std::sync::Arc;
+
+use hcomm_transport::{SystemWaiter, WaitPolicy, Waiter};
+use hcomm_types::Result;
 
 use crate::net::{Network, TcpNetwork};
 
@@ -52,6 +55,35 @@ impl Outside {
         let mut bytes = [0; 8];
         self.random.fill(&mut bytes);
         u64::from_le_bytes(bytes)
+    }
+}
+
+/// Everything outside that a membership depends on. A simulation hands in its own.
+#[derive(Clone)]
+pub struct Surroundings {
+    /// Network and random bytes.
+    pub outside: Outside,
+    /// Makes the waiter, with its clock, once it is known how many ranks share the host's cores.
+    pub waiter: Arc<MakeWaiter>,
+}
+
+/// Makes a waiter of a given patience.
+pub type MakeWaiter = dyn Fn(WaitPolicy) -> Result<Arc<dyn Waiter>> + Send + Sync;
+
+impl Surroundings {
+    /// The real ones.
+    #[must_use]
+    pub fn system() -> Self {
+        Self {
+            outside: Outside::system(),
+            waiter: Arc::new(|policy| Ok(Arc::new(SystemWaiter::new(policy)?))),
+        }
+    }
+}
+
+impl fmt::Debug for Surroundings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Surroundings")
     }
 }
 

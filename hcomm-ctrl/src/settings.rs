@@ -79,7 +79,7 @@ pub const VARIABLES: [Variable; 10] = [
     },
     Variable {
         name: "HCOMM_TRANSPORTS",
-        meaning: "transport plugins to use, in this order: shm,roce; or all but some: ^tcp",
+        meaning: "transport plugins to use: shm,roce; or all but some: ^tcp",
         default: "all that are found",
         known_as: &["NCCL_NET"],
     },
@@ -233,7 +233,8 @@ impl Settings {
         self.transport_path.as_deref()
     }
 
-    /// The filter of printed events, as written.
+    /// The filter of printed events, as written: for the program that prints them, as the command
+    /// does. The library only emits events.
     #[must_use]
     pub fn log(&self) -> Option<&str> {
         self.log.as_deref()

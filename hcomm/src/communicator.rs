@@ -2,7 +2,7 @@
 
 use std::ops::Deref;
 
-use hcomm_ctrl::{Identity, Membership, RootInfo, RootListener, Settings};
+use hcomm_ctrl::{Identity, Membership, RootInfo, RootListener, Settings, Surroundings};
 use hcomm_transport::{LoadOptions, Transports};
 use hcomm_types::{Error, ErrorKind, Rank, Result};
 
@@ -82,6 +82,7 @@ impl Communicator {
             &identity,
             &options.settings,
             &transports,
+            &Surroundings::system(),
         ))
     }
 
@@ -98,6 +99,7 @@ impl Communicator {
             size,
             &options.settings,
             &transports,
+            &Surroundings::system(),
         ))
     }
 
@@ -116,6 +118,7 @@ impl Communicator {
             size,
             &options.settings,
             &transports,
+            &Surroundings::system(),
         ))
     }
 
@@ -134,11 +137,16 @@ impl Communicator {
     /// As [`from_env`](Self::from_env).
     pub fn init_all_with(size: u32, options: &Options) -> Result<Vec<Self>> {
         let transports = load_transports(options)?;
-        Membership::init_all(size, &options.settings, &transports)
-            .map_err(|error| error.in_call("init_all"))?
-            .into_iter()
-            .map(|membership| Ok(Self(hcomm_coll::Communicator::new(membership)?)))
-            .collect()
+        Membership::init_all(
+            size,
+            &options.settings,
+            &transports,
+            &Surroundings::system(),
+        )
+        .map_err(|error| error.in_call("init_all"))?
+        .into_iter()
+        .map(|membership| Ok(Self(hcomm_coll::Communicator::new(membership)?)))
+        .collect()
     }
 
     /// Leaves the communicator; see [`hcomm_coll::Communicator::close`].

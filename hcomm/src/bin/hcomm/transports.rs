@@ -30,6 +30,10 @@ pub(crate) fn transports(args: &TransportsArgs) -> Result<u8> {
             Source::Linked => "linked in".to_owned(),
             Source::SharedObject(path) => path.display().to_string(),
         };
+        let note = candidate
+            .note
+            .as_ref()
+            .map_or_else(String::new, |note| format!("; {note}"));
         // Writing to a string cannot fail.
         let _ = match &candidate.outcome {
             Outcome::Used(plugin) => {
@@ -37,12 +41,16 @@ pub(crate) fn transports(args: &TransportsArgs) -> Result<u8> {
                 let (version, vendor) = (plugin.version(), plugin.vendor());
                 writeln!(
                     report,
-                    "{}: used, version {version} by {vendor} [{source}]",
+                    "{}: used, version {version} by {vendor}{note} [{source}]",
                     candidate.name
                 )
             }
             Outcome::Refused(why) => {
-                writeln!(report, "{}: not used: {why} [{source}]", candidate.name)
+                writeln!(
+                    report,
+                    "{}: not used: {why}{note} [{source}]",
+                    candidate.name
+                )
             }
         };
         if let (Outcome::Used(plugin), false) = (&candidate.outcome, args.short) {
