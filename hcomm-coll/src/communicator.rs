@@ -390,14 +390,12 @@ impl Communicator {
         }
     }
 
-    /// Leaves the communicator when its latest collective is done. Whatever its threads still have
-    /// queued besides is dropped; they fail with `Closed`.
+    /// Leaves the communicator, after everything put on its threads is done.
     ///
     /// # Errors
     /// What was still going on and failed.
     pub fn close(self) -> Result<()> {
-        let latest = self.latest.borrow().clone();
-        let pending = latest.map_or(Ok(()), |thread| thread.synchronize(None));
+        let pending = self.membership.synchronize(None);
         let closed = self.membership.close();
         pending.and(closed).map_err(|error| error.in_call("close"))
     }

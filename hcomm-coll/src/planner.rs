@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use hcomm_ctrl::Membership;
 use hcomm_data::Program;
-use hcomm_types::{Error, ErrorKind, Result};
+use hcomm_types::{Error, ErrorKind, Rank, Result};
 
 use crate::algorithms::{self, Algorithm, Params};
 use crate::bind;
-use crate::plan::{Operation, Shape};
+use crate::plan::{Operation, RankPlan, Shape, Task};
 use crate::verify;
 
 /// Programs kept. Beyond that the one not used for the longest time goes, so that calls with ever
@@ -138,6 +138,34 @@ impl Planner {
         Ok(bound)
     }
 
+    /// Holds the number of notifies that a plan has outstanding in its worst run against what a link
+    /// offers. Twice, because the next operation may begin before the peer has taken the last ones.
+    fn check_capacity(
+        &self,
+        shape: &Shape,
+        params: &Params,
+        algorithm: &dyn Algorithm,
+        have: u64,
+    ) -> Result<()> {
+        let internal = |what: String| Error::new(ErrorKind::Internal, what);
+        let plan = algorithm
+            .plan(shape, params)
+            .map_err(|error| internal(error.to_string()))?;
+        let proof = verify::verify(&plan).map_err(|finding| internal(finding.to_string()))?;
+        let need = proof.notify_capacity.saturating_mul(2);
+        if need <= have {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::Unsupported,
+            format!(
+                "{} of {shape} may have {need} notifies outstanding, the link holds {have}",
+                algorithm.name()
+            ),
+        )
+        .hint("take another algorithm"))
+    }
+
     fn bind(&self, shape: &Shape, membership: &Membership) -> Result<Bound> {
         let layout = membership.layout();
         let point_to_point = matches!(shape.operation, Operation::SendRecv { .. });
@@ -167,13 +195,36 @@ impl Planner {
                 ));
             }
         }
-        membership.ensure_links(&bind::peers(&plan))?;
+        let peers = bind::peers(&plan);
+        membership.ensure_links(&peers)?;
+        let need = most_records(&plan);
+        for peer in peers {
+            let have = membership
+                .link(peer)?
+                .channel
+                .transport()
+                .device()
+                .info()
+                .max_notify_outstanding;
+            if need > have {
+                self.check_capacity(shape, &params, algorithm, have)?;
+            }
+        }
         let takes_half = !point_to_point && plan.task_count() > 0;
         Ok(Bound {
             program: Arc::new(bind::bind(&plan, shape, membership)?),
             takes_half,
         })
     }
+}
+
+/// How often the plan records any one notify: no more can ever be outstanding.
+fn most_records(plan: &RankPlan) -> u64 {
+    let mut records = HashMap::<(Rank, u32), u64>::new();
+    for to in plan.threads.iter().flatten().filter_map(Task::records) {
+        *records.entry(to).or_default() += 1;
+    }
+    records.into_values().max().unwrap_or(0)
 }
 
 /// The size rule.
@@ -185,5 +236,63 @@ fn rule(shape: &Shape, params: &Params) -> &'static str {
         Operation::Barrier => "mesh_one_shot",
         _ if total <= ONE_SHOT_BYTES.min(params.scratch_bytes / 2) => "mesh_one_shot",
         _ => "mesh_two_shot",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hcomm_types::{DataType, ReduceOp};
+
+    use super::*;
+
+    #[test]
+    fn records_of_one_notify_are_counted_over_all_threads() {
+        let shape = Shape {
+            operation: Operation::Broadcast { root: Rank(0) },
+            ranks: 3,
+            count: 4096,
+            dtype: DataType::U8,
+            redop: ReduceOp::Sum,
+            in_place: true,
+        };
+        let params = Params {
+            scratch_bytes: 1024,
+            slice_bytes: 512,
+        };
+        let two_shot = algorithms::by_name("mesh_two_shot").unwrap();
+        let root = two_shot.plan_rank(&shape, &params, Rank(0)).unwrap();
+        // One record a slice for each reader, on one notify.
+        assert_eq!(most_records(&root), 4096 / 512);
+        assert_eq!(most_records(&RankPlan::default()), 0);
+        let proof = verify::verify(&two_shot.plan(&shape, &params).unwrap()).unwrap();
+        assert!(proof.notify_capacity <= most_records(&root));
+    }
+
+    #[test]
+    fn a_link_that_holds_too_few_notifies_is_refused_with_need_and_limit() {
+        let planner = Planner::default();
+        let shape = Shape {
+            operation: Operation::Barrier,
+            ranks: 2,
+            count: 0,
+            dtype: DataType::U8,
+            redop: ReduceOp::Sum,
+            in_place: false,
+        };
+        let params = Params {
+            scratch_bytes: 1024,
+            slice_bytes: 512,
+        };
+        let one_shot = algorithms::by_name("mesh_one_shot").unwrap();
+        let error = planner
+            .check_capacity(&shape, &params, one_shot, 0)
+            .unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(error.to_string().contains("holds 0"), "{error}");
+        assert!(
+            planner
+                .check_capacity(&shape, &params, one_shot, 100)
+                .is_ok()
+        );
     }
 }

@@ -418,7 +418,9 @@ impl Machine for Joining {
         };
         let polled = bootstrap.poll(now);
         let step = bootstrap.step();
-        self.reach(step);
+        if !matches!(polled, Poll::Ready(Err(_))) {
+            self.reach(step);
+        }
         polled.map(|roster| roster.and_then(|roster| self.settle(&roster)))
     }
 

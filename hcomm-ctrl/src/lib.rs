@@ -40,5 +40,5 @@ pub use settings::{DEFAULT_BUFFER_BYTES, Settings, VARIABLES, Variable};
 pub use health::Blocking;
 pub use joining::{allowed, local_graph};
 pub use layout::{Layout, MIN_BUFFER_BYTES, Notifies};
-pub use link_setup::{LinkStep, PeerLink, RemoteMemory};
+pub use link_setup::{PeerLink, RemoteMemory};
 pub use membership::{Aborter, Membership};

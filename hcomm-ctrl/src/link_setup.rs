@@ -25,7 +25,7 @@ pub(crate) const BUFFER_TAG: &str = "hcomm.buffer";
 
 /// How far a channel has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum LinkStep {
+pub(crate) enum LinkStep {
     /// Memory is registered and this side's end exists.
     Created,
     /// Waits for what the peer needs and offers.
@@ -237,7 +237,7 @@ impl LinkSetup {
             let before = self.step();
             let advanced = self.advance();
             let step = self.step();
-            if step != before {
+            if step != before && advanced.is_ok() {
                 tracing::debug!(rank = %self.home.rank, peer = %self.peer, ?step, "channel set-up goes on");
             }
             match advanced {

@@ -108,7 +108,8 @@ impl Membership {
     /// # Errors
     /// `LimitReached` beyond 40 threads or 640 notifies.
     pub fn thread(&self, notifies: usize) -> Result<Thread> {
-        Thread::new(&self.shared.domain, Engine::Cpu, notifies)
+        self.check_usable()
+            .and_then(|()| Thread::new(&self.shared.domain, Engine::Cpu, notifies))
             .map_err(|error| error.at_rank(self.rank()))
     }
 
@@ -124,7 +125,7 @@ impl Membership {
     /// # Errors
     /// `InvalidArgument` for a tag that is in use; `LimitReached` with need and limit.
     pub fn allocate(&self, tag: &str, bytes: usize) -> Result<Slice> {
-        let region = self.shared.endpoints.memory_device()?.allocate(bytes)?;
+        let region = self.device()?.allocate(bytes)?;
         self.remember(tag, region)
     }
 
@@ -135,6 +136,7 @@ impl Membership {
     /// # Errors
     /// `InvalidArgument` for a tag that is in use.
     pub fn remember(&self, tag: &str, region: Region) -> Result<Slice> {
+        self.check_usable()?;
         let mut memories = lock(&self.shared.memories);
         if memories.iter().any(|memory| memory.tag == tag) {
             return Err(Error::new(
@@ -157,6 +159,7 @@ impl Membership {
     /// # Errors
     /// `InvalidArgument` if there is no such tag.
     pub fn forget(&self, tag: &str) -> Result<()> {
+        self.check_usable()?;
         let mut memories = lock(&self.shared.memories);
         let before = memories.len();
         memories.retain(|memory| memory.tag != tag);
@@ -175,6 +178,7 @@ impl Membership {
     /// # Errors
     /// `Unsupported` if no transport in use allocates memory.
     pub fn device(&self) -> Result<Device> {
+        self.check_usable()?;
         self.shared.endpoints.memory_device()
     }
 
@@ -307,6 +311,18 @@ impl Membership {
     /// are told whose fault it is.
     pub fn give_up(&self, error: &Error) {
         self.shared.give_up(error);
+    }
+
+    /// Waits until nothing is left on any thread of this communicator. `None` waits as long as the
+    /// settings say.
+    ///
+    /// # Errors
+    /// What was still going on and failed.
+    pub fn synchronize(&self, timeout: Option<Duration>) -> Result<()> {
+        self.shared
+            .domain
+            .synchronize(timeout)
+            .map_err(|error| error.at_rank(self.rank()))
     }
 
     /// Leaves the communicator: the peers are told, channels and memory end. A second close is an

@@ -69,7 +69,7 @@ pub const VARIABLES: [Variable; 10] = [
         name: "HCOMM_ROOT",
         meaning: "where rank 0 listens during start-up: host:port or [address]:port",
         default: "MASTER_ADDR with MASTER_PORT, or the port after it under torchrun",
-        known_as: &["HCCL_IF_BASE_PORT", "NCCL_COMM_ID"],
+        known_as: &["NCCL_COMM_ID"],
     },
     Variable {
         name: "HCOMM_SOCKET_IFNAME",
@@ -86,7 +86,7 @@ pub const VARIABLES: [Variable; 10] = [
     Variable {
         name: "HCOMM_TRANSPORT_PATH",
         meaning: "folders with transport plugins, separated by colons",
-        default: "hcomm/ beside the library, ../lib/hcomm/ from the program",
+        default: "hcomm/ beside the library, ../lib/hcomm/ from the program, the build's target folder",
         known_as: &["NCCL_NET_PLUGIN"],
     },
 ];

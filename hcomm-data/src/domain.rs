@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use hcomm_transport::{Device, Waiter};
@@ -10,6 +10,7 @@ use hcomm_types::{Error, ErrorKind, MAX_THREADS_PER_COMMUNICATOR, Result};
 use smallvec::SmallVec;
 
 use crate::failure::Failure;
+use crate::queue::Queue;
 
 /// The layer above: who the peers are, and whether they live.
 ///
@@ -52,6 +53,8 @@ pub(crate) struct DomainInner {
     cause: OnceLock<Error>,
     threads: AtomicUsize,
     devices: Mutex<SmallVec<[Device; 4]>>,
+    /// All queues that are open.
+    queues: Mutex<Vec<Weak<Queue>>>,
 }
 
 impl Domain {
@@ -66,6 +69,7 @@ impl Domain {
             cause: OnceLock::new(),
             threads: AtomicUsize::new(0),
             devices: Mutex::default(),
+            queues: Mutex::default(),
         }))
     }
 
@@ -186,6 +190,19 @@ impl DomainInner {
             format!("a communicator has at most {most} threads, and all are in use"),
         )
         .hint("drop a thread that is not needed any more"))
+    }
+
+    /// Remembers a queue for as long as it is open.
+    pub(crate) fn remember(&self, queue: &Arc<Queue>) {
+        let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        queues.retain(|known| known.strong_count() > 0);
+        queues.push(Arc::downgrade(queue));
+    }
+
+    /// The queues that are open.
+    pub(crate) fn queues(&self) -> Vec<Arc<Queue>> {
+        let queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        queues.iter().filter_map(Weak::upgrade).collect()
     }
 
     pub(crate) fn close_thread(&self) {

@@ -41,6 +41,20 @@ pub struct Thread {
     queue: Arc<Queue>,
 }
 
+impl Domain {
+    /// [`Thread::synchronize`] for every thread of the domain that is open, one after the other.
+    ///
+    /// # Errors
+    /// The first failure, after all have been waited for.
+    pub fn synchronize(&self, timeout: Option<Duration>) -> Result<()> {
+        let mut result = Ok(());
+        for queue in self.0.queues() {
+            result = result.and(Thread { queue }.synchronize(timeout));
+        }
+        result
+    }
+}
+
 impl Thread {
     /// A thread with this many notifies of its own.
     ///
@@ -58,9 +72,9 @@ impl Thread {
             .hint("use more threads, or channel notifies"));
         }
         domain.0.open_thread()?;
-        Ok(Self {
-            queue: Queue::new(Arc::clone(&domain.0), notifies),
-        })
+        let queue = Queue::new(Arc::clone(&domain.0), notifies);
+        domain.0.remember(&queue);
+        Ok(Self { queue })
     }
 
     /// Notifies that it has.

@@ -2,8 +2,9 @@
 
 use std::sync::mpsc;
 use std::thread;
+use std::time::Duration;
 
-use hcomm::{Communicator, ErrorKind, Membership, Options, Rank, ReduceOp};
+use hcomm::{Communicator, ErrorKind, Membership, Options, Rank, ReduceOp, Settings};
 
 use crate::collectives::all_reduce;
 use crate::team;
@@ -129,6 +130,9 @@ fn a_second_close_and_a_use_after_close_are_errors() {
             comm.all_reduce_in_place(&mut [1u8; 3], ReduceOp::Sum)
                 .unwrap_err(),
             comm.open_channel(Rank(1 - comm.rank().0), 0).unwrap_err(),
+            comm.allocate("late", 64).unwrap_err(),
+            comm.forget("late").unwrap_err(),
+            comm.thread(0).unwrap_err(),
             comm.close().unwrap_err(),
         ];
         for (number, error) in errors.into_iter().enumerate() {
@@ -210,4 +214,28 @@ fn handles_may_outlive_their_communicator() {
     drop(links);
     drop(threads);
     slices[0].copy_from(&[1; 4096]).unwrap();
+}
+
+/// What other threads of the communicator have queued counts as much as collectives.
+#[test]
+fn closing_waits_for_what_any_thread_has_queued() {
+    let comm = Communicator::init_all(1).unwrap().remove(0);
+    let (waits, records) = (comm.thread(1).unwrap(), comm.thread(0).unwrap());
+    waits.wait_thread(0).unwrap();
+    assert!(!waits.is_idle());
+    thread::scope(|scope| {
+        scope.spawn(|| records.record_thread(&waits, 0).unwrap());
+        comm.close().unwrap();
+    });
+}
+
+#[test]
+fn closing_reports_what_never_comes_to_its_end() {
+    let settings = Settings::default().with_exec_timeout(Duration::from_millis(100));
+    let mut comms = Communicator::init_all_with(1, &Options::new(settings)).unwrap();
+    let comm = comms.remove(0);
+    let waits = comm.thread(1).unwrap();
+    waits.wait_thread(0).unwrap();
+    let error = comm.close().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
 }
