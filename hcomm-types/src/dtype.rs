@@ -78,12 +78,6 @@ impl DataType {
         }
     }
 
-    /// Whether elements are rounded when they are combined.
-    #[must_use]
-    pub const fn is_float(self) -> bool {
-        matches!(self, Self::F16 | Self::Bf16 | Self::F32 | Self::F64)
-    }
-
     /// Name in tables, files and on the command line.
     #[must_use]
     pub const fn name(self) -> &'static str {

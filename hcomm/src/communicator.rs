@@ -4,7 +4,7 @@ use std::ops::Deref;
 
 use hcomm_ctrl::{Identity, Membership, RootInfo, RootListener, Settings, Surroundings};
 use hcomm_transport::{LoadOptions, Transports};
-use hcomm_types::{Error, ErrorKind, Rank, Result};
+use hcomm_types::{Rank, Result};
 
 /// A rank's handle of a communicator; see [`hcomm_coll::Communicator`] for what it does.
 #[derive(Debug)]
@@ -183,17 +183,10 @@ pub fn launched() -> Result<Option<u32>> {
 /// name cannot be used.
 pub fn load_transports(options: &Options) -> Result<Transports> {
     let settings = &options.settings;
-    let invalid = |error: String| Error::new(ErrorKind::InvalidArgument, error);
-    Transports::load(&LoadOptions {
-        selection: settings
-            .transports()
-            .map_or_else(|| Ok(Default::default()), str::parse)
-            .map_err(|error: hcomm_transport::SelectionError| invalid(error.to_string()))?,
-        path: settings
-            .transport_path()
-            .map(|path| std::env::split_paths(path).collect())
-            .unwrap_or_default(),
-        linked: vec![hcomm_transport_shm::transport_v1()],
-        reduce: hcomm_data::reduce_kernel,
-    })
+    Transports::load(&LoadOptions::parse(
+        settings.transports(),
+        settings.transport_path(),
+        vec![hcomm_transport_shm::transport_v1()],
+        hcomm_data::reduce_kernel,
+    )?)
 }

@@ -20,7 +20,6 @@ pub(crate) struct RegionInner {
     pub(crate) handle: NonNull<abi::Region>,
     address: NonNull<u8>,
     bytes: usize,
-    allocated: bool,
     /// Whose memory it is, if it belongs to another region.
     _owner: Option<Region>,
 }
@@ -73,7 +72,6 @@ impl Device {
             handle,
             address,
             bytes,
-            allocated: true,
             _owner: None,
         })))
     }
@@ -136,7 +134,6 @@ impl Device {
             handle,
             address,
             bytes,
-            allocated: false,
             _owner: owner,
         })))
     }
@@ -165,12 +162,6 @@ impl Region {
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
-    }
-
-    /// Whether it was allocated by the device, not brought by the user.
-    #[must_use]
-    pub fn is_allocated(&self) -> bool {
-        self.0.allocated
     }
 
     /// What a peer needs to import it.

@@ -106,26 +106,26 @@ impl LoadOptions {
         }
     }
 
-    /// As `HCOMM_TRANSPORTS` and `HCOMM_TRANSPORT_PATH` say.
+    /// As the texts of `HCOMM_TRANSPORTS` and `HCOMM_TRANSPORT_PATH` say, where they are set.
     ///
     /// # Errors
     /// `InvalidArgument` for a selection that is not understood.
-    pub fn from_env(linked: Vec<&'static TransportV1>, reduce: ReduceKernel) -> Result<Self> {
+    pub fn parse(
+        selection: Option<&str>,
+        path: Option<&str>,
+        linked: Vec<&'static TransportV1>,
+        reduce: ReduceKernel,
+    ) -> Result<Self> {
         let mut options = Self::new(linked, reduce);
-        let invalid = |error: SelectionError| {
-            Error::new(ErrorKind::InvalidArgument, error.to_string())
-                .hint("write `shm,roce` for only these, `^tcp` for all but these")
-        };
-        if let Some(selection) = std::env::var_os("HCOMM_TRANSPORTS") {
-            options.selection = selection
-                .to_str()
-                .ok_or_else(|| SelectionError(format!("{selection:?} is not UTF-8")))
-                .and_then(Selection::from_str)
-                .map_err(invalid)?;
+        if let Some(selection) = selection {
+            options.selection = selection.parse().map_err(|error: SelectionError| {
+                Error::new(ErrorKind::InvalidArgument, error.to_string())
+                    .hint("write `shm,roce` for only these, `^tcp` for all but these")
+            })?;
         }
-        if let Some(path) = std::env::var_os("HCOMM_TRANSPORT_PATH") {
+        if let Some(path) = path {
             // An empty part would mean the current folder, which nobody meant.
-            options.path = std::env::split_paths(&path)
+            options.path = std::env::split_paths(path)
                 .filter(|folder| !folder.as_os_str().is_empty())
                 .collect();
         }

@@ -57,8 +57,20 @@ fn loads_and_reports() {
         Some(_) => vec![hcomm_transport_loop::transport_v1()],
         None => Vec::new(),
     };
-    let load =
-        || LoadOptions::from_env(linked.clone(), sum_of_i32).and_then(|o| Transports::load(&o));
+    let variable = |name| std::env::var(name).ok();
+    let (wanted, path) = (
+        variable("HCOMM_TRANSPORTS"),
+        variable("HCOMM_TRANSPORT_PATH"),
+    );
+    let load = || {
+        LoadOptions::parse(
+            wanted.as_deref(),
+            path.as_deref(),
+            linked.clone(),
+            sum_of_i32,
+        )
+        .and_then(|options| Transports::load(&options))
+    };
     let transports = match load() {
         Ok(transports) => transports,
         Err(error) => return println!("\n{LINE}{error}"),
