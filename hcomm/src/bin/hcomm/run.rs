@@ -31,6 +31,7 @@ pub(crate) struct RunArgs {
 /// If it cannot be started.
 pub(crate) fn run(args: RunArgs) -> Result<u8> {
     launch::run(&Job {
+        command: "hcomm run",
         ranks: args.ranks,
         program: args.program,
         prefix: !args.no_prefix,

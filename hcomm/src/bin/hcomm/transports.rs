@@ -62,7 +62,7 @@ pub(crate) fn transports(args: &TransportsArgs) -> Result<u8> {
                     .collect();
                 let _ = writeln!(
                     report,
-                    "    {}: {} at {}, {} ns, {:.1} GB/s{}\n        can: {}\n        limits: {} bytes a transfer, {} descriptors a post, {} notifies a channel, {} outstanding on one, blobs of {} bytes",
+                    "    {}: {} at {}, {} ns, {:.1} GB/s{}\n        can: {}\n        limits: {}, {}, {}, {}, {}",
                     device.name,
                     device.protocol,
                     device.address,
@@ -72,15 +72,37 @@ pub(crate) fn transports(args: &TransportsArgs) -> Result<u8> {
                         .numa_node
                         .map_or(String::new(), |node| format!(", NUMA node {node}")),
                     capabilities.join(" "),
-                    device.max_transfer_bytes,
-                    device.max_batch,
-                    device.max_notifies,
-                    device.max_notify_outstanding,
-                    device.max_blob_bytes,
+                    limit(device.max_transfer_bytes, "bytes a transfer"),
+                    limit(device.max_batch.into(), "descriptors a post"),
+                    limit(device.max_notifies.into(), "notifies a channel"),
+                    limit(device.max_notify_outstanding, "outstanding on one notify"),
+                    limit(device.max_blob_bytes.into(), "bytes a blob"),
                 );
             }
         }
     }
     let _ = output::print(report.trim_end())?;
     Ok(u8::from(used == 0))
+}
+
+/// A limit in words. Transports without one give the largest number of a type.
+fn limit(number: u64, of: &str) -> String {
+    const UNREACHABLE: u64 = i64::MAX as u64;
+    match number {
+        UNREACHABLE.. => format!("no limit of {of}"),
+        number => format!("{number} {of}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_that_nobody_reaches_is_no_limit() {
+        assert_eq!(limit(64, "descriptors a post"), "64 descriptors a post");
+        for number in [u64::MAX, i64::MAX as u64] {
+            assert_eq!(limit(number, "bytes a blob"), "no limit of bytes a blob");
+        }
+    }
 }

@@ -33,6 +33,8 @@ use crate::output;
 /// What to start.
 #[derive(Debug)]
 pub(crate) struct Job {
+    /// The command that asks for it, as its messages begin.
+    pub(crate) command: &'static str,
     /// Number of ranks.
     pub(crate) ranks: u32,
     /// Program and arguments.
@@ -87,9 +89,9 @@ pub(crate) fn run(job: &Job) -> Result<u8> {
     let mut course = Course::new(u32::try_from(ranks.len()).unwrap_or(job.ranks));
     if failed.is_some() {
         let actions = course.give_up(Instant::now());
-        act(&actions, &ranks);
+        act(job, &actions, &ranks);
     }
-    follow(&mut course, &ranks, &inbox);
+    follow(job, &mut course, &ranks, &inbox);
     // What ranks have left behind in their groups ends with the job; only then do they give their
     // numbers back.
     for process in &ranks {
@@ -173,7 +175,7 @@ impl Start<'_> {
 }
 
 /// Stays with the ranks until the job is over.
-fn follow(course: &mut Course, ranks: &[Process], inbox: &Receiver<Event>) {
+fn follow(job: &Job, course: &mut Course, ranks: &[Process], inbox: &Receiver<Event>) {
     while !course.is_over() {
         let event = match course.limit() {
             None => inbox.recv().map_err(RecvTimeoutError::from),
@@ -184,15 +186,15 @@ fn follow(course: &mut Course, ranks: &[Process], inbox: &Receiver<Event>) {
             Err(RecvTimeoutError::Timeout) => course.at_limit(Instant::now()),
             Err(RecvTimeoutError::Disconnected) => break,
         };
-        act(&actions, ranks);
+        act(job, &actions, ranks);
     }
 }
 
-fn act(actions: &[Action], ranks: &[Process]) {
+fn act(job: &Job, actions: &[Action], ranks: &[Process]) {
     for action in actions {
         match action {
             Action::Send(signal) => ranks.iter().for_each(|rank| rank.signal(*signal)),
-            Action::Say(words) => output::complain(&format!("hcomm run: {words}")),
+            Action::Say(words) => output::complain(&format!("{}: {words}", job.command)),
         }
     }
 }

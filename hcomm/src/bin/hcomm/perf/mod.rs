@@ -26,7 +26,7 @@ pub(crate) struct PerfArgs {
     /// What to measure
     #[arg(value_enum)]
     op: PerfOp,
-    /// Ranks to start on this host; under a launcher the number it must have started
+    /// Ranks to start on this host [default: 2]; under a launcher the number it must have started
     #[arg(short = 'p', long = "ranks", value_parser = clap::value_parser!(u32).range(1..=4096))]
     ranks: Option<u32>,
     /// Ranks as threads of one process instead of processes
@@ -196,6 +196,7 @@ pub(crate) fn perf(args: &PerfArgs) -> Result<u8> {
     let mut program = vec![myself.into_os_string()];
     program.extend(std::env::args_os().skip(1));
     launch::run(&Job {
+        command: "hcomm perf",
         ranks,
         program,
         prefix: false,

@@ -62,7 +62,7 @@ impl Times {
     }
 }
 
-/// The JSON of DESIGN §7.
+/// The JSON of `hcomm perf`.
 #[derive(Debug, Serialize)]
 struct Report<'a> {
     op: &'static str,
@@ -229,36 +229,52 @@ impl<'a> Report<'a> {
     }
 }
 
-/// A line on the terminal that says what a long run is doing.
+/// A line on the terminal that says what a long run is doing. It is gone when this is dropped.
 #[derive(Debug)]
 pub(super) struct Progress {
     shown: bool,
+    /// Rows come on the same screen.
+    shares_screen: bool,
 }
 
 impl Progress {
-    /// Only where stderr is a terminal, and stdout is not the same screen.
+    /// To the terminal's start of the line, and empty the line.
+    const ERASE: &str = "\r\x1b[K";
+
+    /// Only where stderr is a terminal.
     pub(super) fn new() -> Self {
         Self {
-            shown: io::stderr().is_terminal() && !io::stdout().is_terminal(),
+            shown: io::stderr().is_terminal(),
+            shares_screen: io::stdout().is_terminal(),
         }
     }
 
     /// Says which size is being measured.
     pub(super) fn size(&self, number: usize, of: usize, bytes: u64, spent: Duration) {
-        if self.shown {
-            let _ = write!(
-                io::stderr(),
-                "\r{number}/{of} sizes, {bytes} bytes, {:.0} s ",
-                spent.as_secs_f64()
-            );
+        let spent = spent.as_secs_f64();
+        self.show(&format!(
+            "{number}/{of} sizes, {bytes} bytes, {spent:.0} s "
+        ));
+    }
+
+    /// Makes room for a row.
+    pub(super) fn before_row(&self) {
+        if self.shares_screen {
+            self.show("");
         }
     }
 
-    /// Ends the line.
-    pub(super) fn end(&self) {
+    fn show(&self, text: &str) {
         if self.shown {
-            let _ = writeln!(io::stderr());
+            // A terminal that is gone needs no line.
+            let _ = write!(io::stderr(), "{}{text}", Self::ERASE);
         }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.show("");
     }
 }
 

@@ -132,18 +132,19 @@ fn measure(args: &PerfArgs, comm: &Communicator) -> Result<u8> {
     if leads {
         table.head(comm)?;
     }
-    let progress = Progress::new();
+    let progress = leads.then(Progress::new);
     let start = Instant::now();
     for (number, &count) in counts.iter().enumerate() {
         let plan = match &mut bench {
             Some(bench) => bench.plan(args, count)?,
             None => collective::plan(args, comm, count)?,
         };
-        if leads {
+        if let Some(progress) = &progress {
             progress.size(number + 1, counts.len(), plan.bytes, start.elapsed());
         }
         let (row, go_on) = measure_size(args, comm, plan, &table)?;
-        if leads {
+        if let Some(progress) = &progress {
+            progress.before_row();
             table.row(&row)?;
         }
         rows.push(row);
@@ -151,8 +152,8 @@ fn measure(args: &PerfArgs, comm: &Communicator) -> Result<u8> {
             break;
         }
     }
+    drop(progress);
     if leads {
-        progress.end();
         table.publish(comm, &rows)?;
     }
     Ok(u8::from(rows.iter().any(|row| row.wrong > 0)))
