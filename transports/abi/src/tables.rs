@@ -587,7 +587,6 @@ pub const ENTRY_SYMBOL: &[u8] = b"hcomm_transport_v1\0";
 #[derive(StableAbi)]
 #[sabi(kind(Prefix(prefix_ref = RustDoorRef, prefix_fields = RustDoorPrefix)))]
 #[sabi(missing_field(panic))]
-#[allow(missing_debug_implementations)]
 pub struct RustDoor {
     /// Returns the table of the plugin.
     #[sabi(last_prefix_field)]

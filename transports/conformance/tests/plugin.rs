@@ -6,6 +6,7 @@
 //! * Without a file it runs the tests at the end of this page, one of them on a plugin in C that
 //!   is compiled against the header alone.
 
+// Private parts of the suite, tested from here: this program does not use all of each.
 #[allow(dead_code)]
 #[path = "../src/content.rs"]
 mod content;
