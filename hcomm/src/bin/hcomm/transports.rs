@@ -75,7 +75,10 @@ pub(crate) fn transports(args: &TransportsArgs) -> Result<u8> {
                     limit(device.max_transfer_bytes, "bytes a transfer"),
                     limit(device.max_batch.into(), "descriptors a post"),
                     limit(device.max_notifies.into(), "notifies a channel"),
-                    limit(device.max_notify_outstanding, "outstanding on one notify"),
+                    limit(
+                        device.max_notify_outstanding,
+                        "records outstanding on one notify"
+                    ),
                     limit(device.max_blob_bytes.into(), "bytes a blob"),
                 );
             }
