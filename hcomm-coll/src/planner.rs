@@ -23,8 +23,8 @@ const SLICE_BYTES: u64 = 512 << 10;
 /// To be replaced by the cost model.
 const ONE_SHOT_BYTES: u64 = 128 << 10;
 
-/// Plans with at most this many tasks are proven before they run in builds with debug assertions:
-/// no test runs an unverified plan.
+/// Plans with at most this many tasks are proven before they run in builds with debug assertions,
+/// so hardly a test runs a plan that is not; larger ones would hold up the tests.
 const VERIFIED_TASKS: usize = 20_000;
 
 /// A plan, bound.

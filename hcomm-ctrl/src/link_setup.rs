@@ -4,6 +4,7 @@
 //! the peer ends with an error that names peer, step and link when the deadline passes.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 
@@ -38,6 +39,19 @@ pub(crate) enum LinkStep {
     Probing,
     /// Works.
     Ready,
+}
+
+impl fmt::Display for LinkStep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Created => "created",
+            Self::Exchanging => "exchanging",
+            Self::Connecting => "connecting",
+            Self::Importing => "importing",
+            Self::Probing => "probing",
+            Self::Ready => "ready",
+        })
+    }
 }
 
 /// What one side tells the other.
@@ -238,7 +252,7 @@ impl LinkSetup {
             let advanced = self.advance();
             let step = self.step();
             if step != before && advanced.is_ok() {
-                tracing::debug!(rank = %self.home.rank, peer = %self.peer, ?step, "channel set-up goes on");
+                tracing::debug!(rank = %self.home.rank, peer = %self.peer, %step, "channel set-up goes on");
             }
             match advanced {
                 Ok(Advance::Again) => {}
@@ -373,7 +387,7 @@ impl LinkSetup {
             )
             .hint("do both ranks run the same build?")
         })?;
-        let differs = |what: &str, ours: &dyn std::fmt::Display, theirs: &dyn std::fmt::Display| {
+        let differs = |what: &str, ours: &dyn fmt::Display, theirs: &dyn fmt::Display| {
             Err(Error::new(
                 ErrorKind::Mismatch,
                 format!(

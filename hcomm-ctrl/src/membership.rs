@@ -114,6 +114,7 @@ impl Membership {
     }
 
     /// Whether a thread belongs to this communicator.
+    #[doc(hidden)] // for the layer above
     #[must_use]
     pub fn owns(&self, thread: &Thread) -> bool {
         thread.belongs_to(&self.shared.domain)
@@ -279,6 +280,7 @@ impl Membership {
     ///
     /// # Errors
     /// `Closed`, or the first cause if the communicator was given up.
+    #[doc(hidden)] // for the layer above
     pub fn check_usable(&self) -> Result<()> {
         if lock(&self.shared.links).closed {
             return Err(Error::new(ErrorKind::Closed, "the communicator was closed"));
@@ -288,12 +290,14 @@ impl Membership {
 
     /// Marks a blocking call for as long as the guard lives: the waits of this OS thread then also
     /// look whether they wait for ranks that it holds itself.
+    #[doc(hidden)] // for the layer above
     #[must_use]
     pub fn blocking(&self) -> Blocking {
         self.shared.health.blocking()
     }
 
     /// Notes that this OS thread uses the rank.
+    #[doc(hidden)] // for the layer above
     pub fn used_here(&self) {
         if let Some(group) = &self.shared.group {
             group.used_here(self.rank());
@@ -309,6 +313,7 @@ impl Membership {
 
     /// Gives the communicator up because of an error: every later call returns it, and the peers
     /// are told whose fault it is.
+    #[doc(hidden)] // for the layer above
     pub fn give_up(&self, error: &Error) {
         self.shared.give_up(error);
     }

@@ -84,6 +84,13 @@ pub(crate) fn transports(args: &TransportsArgs) -> Result<u8> {
             }
         }
     }
+    if !args.short {
+        let _ = writeln!(
+            report,
+            "reductions on this host use: {}",
+            hcomm_data::vector_level()
+        );
+    }
     let _ = output::print(report.trim_end())?;
     Ok(u8::from(used == 0))
 }
