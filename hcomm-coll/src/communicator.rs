@@ -3,7 +3,6 @@
 use std::cell::{Cell, RefCell};
 use std::ops::Deref;
 use std::sync::Arc;
-use std::time::Duration;
 
 use hcomm_ctrl::Membership;
 use hcomm_data::{Buffers, Program, Slice, Thread};
@@ -231,7 +230,7 @@ impl Communicator {
     /// # Errors
     /// See [`Communicator`]; `InvalidArgument` if shape, communicator and buffers do not fit.
     pub fn execute(&self, call: &'static str, shape: &Shape, buffers: Buffers<'_>) -> Result<()> {
-        self.run_blocking(shape, buffers, None)
+        self.run_blocking(shape, buffers)
             .map_err(|error| self.tell(call, error))
     }
 
@@ -417,12 +416,7 @@ impl Communicator {
         self.execute(call, shape, buffers)
     }
 
-    fn run_blocking(
-        &self,
-        shape: &Shape,
-        buffers: Buffers<'_>,
-        timeout: Option<Duration>,
-    ) -> Result<()> {
+    fn run_blocking(&self, shape: &Shape, buffers: Buffers<'_>) -> Result<()> {
         self.check_shape(shape)?;
         self.check_lengths(shape, &buffers)?;
         let Some(begun) = self.begin(shape, &self.main)? else {
@@ -435,7 +429,7 @@ impl Communicator {
             base,
         } = &begun;
         self.main
-            .run_blocking(workers, program, buffers, *base, [0; 2], timeout)
+            .run_blocking(workers, program, buffers, *base, [0; 2], None)
     }
 
     fn enqueue(

@@ -10,7 +10,7 @@ use hcomm_types::{Error, ErrorKind, Rank, Result};
 use crate::algorithms::{self, Algorithm, Params};
 use crate::bind;
 use crate::plan::{Operation, RankPlan, Shape, Task};
-use crate::verify;
+use crate::verify::{self, Proof};
 
 /// Programs kept. Beyond that the one not used for the longest time goes, so that calls with ever
 /// new sizes do not grow without end.
@@ -141,18 +141,14 @@ impl Planner {
     /// Holds the number of notifies that a plan has outstanding in its worst run against what a link
     /// offers. Twice, because the next operation may begin before the peer has taken the last ones.
     fn check_capacity(
-        &self,
         shape: &Shape,
         params: &Params,
         algorithm: &dyn Algorithm,
         have: u64,
     ) -> Result<()> {
-        let internal = |what: String| Error::new(ErrorKind::Internal, what);
-        let plan = algorithm
-            .plan(shape, params)
-            .map_err(|error| internal(error.to_string()))?;
-        let proof = verify::verify(&plan).map_err(|finding| internal(finding.to_string()))?;
-        let need = proof.notify_capacity.saturating_mul(2);
+        let need = prove(shape, params, algorithm)?
+            .notify_capacity
+            .saturating_mul(2);
         if need <= have {
             return Ok(());
         }
@@ -185,15 +181,7 @@ impl Planner {
         if cfg!(debug_assertions)
             && plan.task_count().saturating_mul(shape.ranks as usize) <= VERIFIED_TASKS
         {
-            let whole = algorithm
-                .plan(shape, &params)
-                .map_err(|error| Error::new(ErrorKind::Internal, error.to_string()))?;
-            if let Err(finding) = verify::verify(&whole) {
-                return Err(Error::new(
-                    ErrorKind::Internal,
-                    format!("{} of {shape} is wrong: {finding}", algorithm.name()),
-                ));
-            }
+            prove(shape, &params, algorithm)?;
         }
         let peers = bind::peers(&plan);
         membership.ensure_links(&peers)?;
@@ -207,7 +195,7 @@ impl Planner {
                 .info()
                 .max_notify_outstanding;
             if need > have {
-                self.check_capacity(shape, &params, algorithm, have)?;
+                Self::check_capacity(shape, &params, algorithm, have)?;
             }
         }
         let takes_half = !point_to_point && plan.task_count() > 0;
@@ -216,6 +204,20 @@ impl Planner {
             takes_half,
         })
     }
+}
+
+/// Proves the plan of all ranks.
+fn prove(shape: &Shape, params: &Params, algorithm: &dyn Algorithm) -> Result<Proof> {
+    let internal = |what: String| Error::new(ErrorKind::Internal, what);
+    let plan = algorithm
+        .plan(shape, params)
+        .map_err(|error| internal(error.to_string()))?;
+    verify::verify(&plan).map_err(|finding| {
+        internal(format!(
+            "{} of {shape} is wrong: {finding}",
+            algorithm.name()
+        ))
+    })
 }
 
 /// How often the plan records any one notify: no more can ever be outstanding.
@@ -270,7 +272,6 @@ mod tests {
 
     #[test]
     fn a_link_that_holds_too_few_notifies_is_refused_with_need_and_limit() {
-        let planner = Planner::default();
         let shape = Shape {
             operation: Operation::Barrier,
             ranks: 2,
@@ -284,15 +285,9 @@ mod tests {
             slice_bytes: 512,
         };
         let one_shot = algorithms::by_name("mesh_one_shot").unwrap();
-        let error = planner
-            .check_capacity(&shape, &params, one_shot, 0)
-            .unwrap_err();
+        let error = Planner::check_capacity(&shape, &params, one_shot, 0).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported);
         assert!(error.to_string().contains("holds 0"), "{error}");
-        assert!(
-            planner
-                .check_capacity(&shape, &params, one_shot, 100)
-                .is_ok()
-        );
+        assert!(Planner::check_capacity(&shape, &params, one_shot, 100).is_ok());
     }
 }

@@ -1,12 +1,14 @@
 //! What this process offers to others: its host, and the devices of its transports as endpoints.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use hcomm_topo::{EndpointFacts, HostFacts, LiveSystem, RankFacts, Reach, discover};
 use hcomm_transport::{Capabilities, Device, DeviceInfo, Transports};
 use hcomm_types::{Error, ErrorKind, Location, ProcessId, Rank, Result};
 use serde::{Deserialize, Serialize};
+
+use crate::membership::lock;
 
 /// What a rank tells the others at start-up, besides what bootstrap itself needs.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -84,7 +86,7 @@ impl Endpoints {
 
     /// The device of an endpoint, opened at first use.
     pub(crate) fn device(&self, endpoint: usize) -> Result<Device> {
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = lock(&self.open);
         if let Some(device) = open.get(&endpoint) {
             return Ok(device.clone());
         }
@@ -128,12 +130,7 @@ impl Endpoints {
 
     /// The devices that are open.
     pub(crate) fn open(&self) -> Vec<Device> {
-        self.open
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .values()
-            .cloned()
-            .collect()
+        lock(&self.open).values().cloned().collect()
     }
 }
 

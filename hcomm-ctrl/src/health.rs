@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use hcomm_data::Peers;
 use hcomm_topo::RankFacts;
@@ -20,6 +20,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::endpoint::{Facts, pid_namespace, this_process};
 use crate::group::Group;
+use crate::membership::lock;
 use crate::mesh::{LinkState, Mesh};
 
 /// What is known about the peers of one rank.
@@ -73,28 +74,27 @@ impl Health {
         )
     }
 
-    /// Marks a blocking call for as long as the guard lives.
+    /// Marks a blocking call for as long as the guard lives. Only ranks made together can wait for
+    /// their own thread: the others are spared the look at the clock.
     pub(crate) fn blocking(self: &Arc<Self>) -> Blocking {
-        if let Some(group) = &self.group {
-            group.used_here(self.rank);
-        }
+        let Some(group) = &self.group else {
+            return Blocking(None);
+        };
+        group.used_here(self.rank);
         self.blocked_since
             .store(self.waiter.now().0 + 1, Ordering::Relaxed);
-        Blocking(Arc::clone(self))
+        Blocking(Some(Arc::clone(self)))
     }
 
     /// No more news are wanted.
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Relaxed);
-        self.watched
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clear();
+        lock(&self.watched).clear();
     }
 
     /// Ranks whose processes have ended.
     fn ended(&self) -> Vec<Rank> {
-        let watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        let watched = lock(&self.watched);
         if watched.is_empty() {
             return Vec::new();
         }
@@ -263,11 +263,13 @@ impl fmt::Debug for Health {
 
 /// A blocking call under way.
 #[derive(Debug)]
-pub struct Blocking(Arc<Health>);
+pub struct Blocking(Option<Arc<Health>>);
 
 impl Drop for Blocking {
     fn drop(&mut self) {
-        self.0.blocked_since.store(0, Ordering::Relaxed);
+        if let Some(health) = &self.0 {
+            health.blocked_since.store(0, Ordering::Relaxed);
+        }
     }
 }
 

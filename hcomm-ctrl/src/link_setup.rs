@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::Poll;
 
 use hcomm_data::{Channel, RemoteSlice, Slice, Thread};
@@ -15,6 +15,7 @@ use hcomm_types::{Error, ErrorKind, Rank, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::layout::{Layout, Notifies};
+use crate::membership::lock;
 use crate::mesh::{LinkState, Mesh};
 use crate::outside::Outside;
 
@@ -346,11 +347,7 @@ impl LinkSetup {
 
     /// Sends our offer, once; takes the peer's, if it is there.
     fn exchange(&mut self) -> Result<Option<Offer>> {
-        let mut mesh = self
-            .home
-            .mesh
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut mesh = lock(&self.home.mesh);
         if let Some(offer) = &self.offer {
             let body = serde_json::to_vec(offer).map_err(|error| {
                 Error::new(ErrorKind::Internal, format!("an offer as JSON: {error}"))
