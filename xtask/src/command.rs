@@ -17,14 +17,19 @@ const TRANSPORTS: [&str; 2] = ["hcomm-transport-loop", "hcomm-transport-shm"];
 /// Builds `hcomm` and its transports and replaces this process by it. Returns only on failure.
 pub(crate) fn run(arguments: &[OsString]) -> Result<(), Error> {
     needs::programs(needs::For::Running)?;
+    let program = build()?;
+    let cause = Command::new(&program).args(arguments).exec();
+    Err(Error::Start(program.display().to_string(), cause))
+}
+
+/// Builds `hcomm` and its transports in release; says where the program is.
+pub(crate) fn build() -> Result<PathBuf, Error> {
     let mut build = cargo(&["build", "--release", "--package", "hcomm"]);
     for package in TRANSPORTS {
         build.args(["--package", package]);
     }
     finish(&mut build)?;
-    let program = release_folder()?.join("hcomm");
-    let cause = Command::new(&program).args(arguments).exec();
-    Err(Error::Start(program.display().to_string(), cause))
+    Ok(release_folder()?.join("hcomm"))
 }
 
 /// Where cargo has put the release build: beside the folder this program was built into, wherever

@@ -10,6 +10,7 @@ mod cargo;
 mod command;
 mod error;
 mod needs;
+mod peers;
 mod report;
 mod test;
 
@@ -22,6 +23,7 @@ Run hcomm, built in release together with its transports:
   topo ARGUMENTS…        hcomm topo
   transports ARGUMENTS…  hcomm transports
   hcomm ARGUMENTS…       any other command of hcomm
+  peers [ARGUMENTS…]     hcomm beside other libraries, in one run: peers --help
 
 Check the source:
   test [--quick]         everything that a change has to pass; --quick leaves out the
@@ -48,6 +50,7 @@ fn main() -> ExitCode {
         }
         ("perf" | "run" | "topo" | "transports", _) => command::run(&arguments),
         ("hcomm", _) => command::run(rest),
+        ("peers", _) => peers::run(&options),
         ("test", []) | ("ci", []) => test::run(test::Extent::Full),
         ("test", ["--quick"]) => test::run(test::Extent::Quick),
         ("tidy", []) => cargo::check(&["tidy"]),

@@ -17,6 +17,8 @@ pub(crate) enum For {
     Running,
     /// To test it.
     Tests,
+    /// To measure other libraries beside it.
+    Peers,
 }
 
 /// A program and the Debian package that has it.
@@ -27,7 +29,7 @@ struct Program {
     needed: For,
 }
 
-const PROGRAMS: [Program; 2] = [
+const PROGRAMS: [Program; 3] = [
     Program {
         name: "cc",
         package: "build-essential",
@@ -40,13 +42,19 @@ const PROGRAMS: [Program; 2] = [
         reason: "checks that the C header is C++ as well",
         needed: For::Tests,
     },
+    Program {
+        name: "python3",
+        package: "python3",
+        reason: "runs the peers and makes their tables",
+        needed: For::Peers,
+    },
 ];
 
 /// Makes sure that the system's programs are there.
 pub(crate) fn programs(purpose: For) -> Result<(), Error> {
     let missing: Vec<&Program> = PROGRAMS
         .iter()
-        .filter(|program| program.needed == For::Running || purpose == For::Tests)
+        .filter(|program| program.needed == For::Running || program.needed == purpose)
         .filter(|program| !in_path(program.name))
         .collect();
     if missing.is_empty() {
@@ -150,9 +158,9 @@ mod tests {
     #[test]
     fn each_package_is_named_once() {
         let all: Vec<&Program> = PROGRAMS.iter().collect();
-        assert_eq!(packages(&all), ["build-essential"]);
+        assert_eq!(packages(&all), ["build-essential", "python3"]);
         assert!(
-            apt_line(&packages(&all)).ends_with("install --no-install-recommends build-essential")
+            apt_line(&packages(&all)).ends_with("--no-install-recommends build-essential python3")
         );
     }
 

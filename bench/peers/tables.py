@@ -1,0 +1,283 @@
+"""Tables of samples: hcomm against the best peer with its goals, and everything by section.
+
+Samples are {"section|peer|what|ranks|bytes|unit": [[value, hand-over in ns], ..]}. The two cores
+are near (they share a cache) or far at the time of a sample; only equal states are compared.
+"""
+import statistics
+from collections import namedtuple
+
+NEAR_NS = 80.0
+FEW = 5  # cells with fewer samples are put in brackets
+MARKS = ("<!-- peers:begin -->", "<!-- peers:end -->")
+# Here ranks share cores or take long, and the state is not told apart.
+ONE_STATE = ("coll4", "coll8", "start", "net", "rate")
+RISING = ("GB/s", "Mmsg/s")
+
+# A row of the table of goals. `peers` are keys of the peers' samples, `ours` peer and key of
+# hcomm's, `floor` keys of the limits. The goal is a factor on the best peer, or with `of_floor` on
+# the floor, plus so many microseconds; None: shown without a goal.
+Goal = namedtuple("Goal", "title sizes unit peers ours floor factor of_floor plus",
+                  defaults=(None, False, 0.0))
+
+PUT = ("put/libc/untouched", "put/nt/untouched")
+COPY = ("put/libc/copyout", "put/nt/copyout")
+LAT = ("lat", "tag_lat", "ucp_am_lat")
+BW = ("bw", "tag_bw/window", "ucp_am_bw/window")
+RATE = ("rate64", "tag_bw/window/rate", "ucp_am_bw/window/rate")
+ONE = ("rate/seq-in-cell", "rate/head-per-1")
+LARGE = (1 << 10, 8 << 10, 64 << 10, 1 << 20)
+MESSAGE = (8, 4 << 10, 64 << 10, 1 << 20)
+STREAM = (64, 8 << 10, 1 << 20, 16 << 20)
+OURS, USER = "hcomm/ours", "hcomm/user"
+
+GOALS = (
+    Goal("write + notify, half round trip", (8,), "us", ("putpp",), (OURS, "putpp"),
+         ("pingpong/one-line",), 0.9),
+    Goal("write + notify against the bare hand-over", (8,), "us", (), (OURS, "putpp"),
+         ("pingpong/one-line",), 1.5, True, 0.02),
+    Goal("write + notify, half round trip", LARGE, "us", ("putpp",), (OURS, "putpp"), PUT, 1.0),
+    Goal("the same, payload is its own flag at the peer", (8, *LARGE), "us", ("ucp_put_lat",),
+         (OURS, "putpp"), PUT),
+    Goal("send/recv, half round trip", MESSAGE, "us", LAT, (USER, "lat"), COPY, 0.8),
+    Goal("send/recv, our own memory", MESSAGE, "us", LAT, (OURS, "lat"), COPY),
+    Goal("streamed send", STREAM, "GB/s", BW, (USER, "bw"), ("putbw/copyout/ring",), 1.25),
+    Goal("streamed send, our own memory", STREAM, "GB/s", BW, (OURS, "bw"),
+         ("putbw/copyout/ring",)),
+    Goal("streamed write", STREAM, "GB/s", ("putbw", "ucp_put_bw"), (OURS, "putbw"),
+         ("putbw/untouched/one-buffer",), 1.0),
+    Goal("messages one by one: send/recv", (64,), "Mmsg/s", ("rate1",), (USER, "rate1"), ONE, 2.0),
+    Goal("messages one by one: write + notify", (64,), "Mmsg/s", ("rate1",), (OURS, "rate1"), ONE),
+    Goal("messages batched: 64 writes, a notify", (64,), "Mmsg/s", RATE, (OURS, "rate64"),
+         (*ONE, "rate/head-per-16", "rate/head-per-64"), 2.0),
+)
+
+Cell = namedtuple("Cell", "median low high count")
+
+
+def cells(data):
+    """{(section, what, ranks, unit, state): {peer: {bytes: Cell}}}"""
+    found = {}
+    for name, samples in data["samples"].items():
+        section, peer, what, ranks, size, unit = name.split("|")
+        one = section in ONE_STATE or (section == "limits" and ranks == "1")
+        groups = {"all": samples} if one else {
+            "near": [s for s in samples if 0 < s[1] < NEAR_NS],
+            "far": [s for s in samples if s[1] >= NEAR_NS],
+        }
+        for state, group in groups.items():
+            if values := [value for value, _ in group]:
+                cell = Cell(statistics.median(values), min(values), max(values), len(values))
+                row = found.setdefault((section, what, int(ranks), unit, state), {})
+                row.setdefault(peer, {})[int(size)] = cell
+    return found
+
+
+def best(candidates, unit):
+    """The best (cell, peer) by its median, or None."""
+    pick = max if unit in RISING else min
+    return pick(candidates, key=lambda found: found[0].median, default=None)
+
+
+def lookup(found, section, keys, unit, state, size, of=lambda peer: True):
+    """All (cell, peer) of these keys, 2 ranks."""
+    return [(row[size], peer)
+            for key in keys
+            for peer, row in found.get((section, key, 2, unit, state), {}).items()
+            if size in row and of(peer)]
+
+
+def floor_of(found, goal, state, size):
+    """The best the machine can do, in the goal's unit."""
+    candidates = lookup(found, "limits", goal.floor, goal.unit, state, size)
+    if goal.unit == "us":
+        nanoseconds = lookup(found, "limits", goal.floor, "ns", state, size)
+        candidates += [(Cell(*(x / 1e3 for x in cell[:3]), cell.count), peer)
+                       for cell, peer in nanoseconds]
+    floor = best(candidates, goal.unit)
+    return floor and floor[0]
+
+
+def is_hcomm(peer):
+    return peer.split("/")[0] == "hcomm"
+
+
+def judge(goal, peer, floor, ours):
+    """The ratio to the best peer (or to the floor), and whether the goal is met; None: unknown."""
+    against = floor if goal.of_floor else peer
+    if not against or not ours:
+        return None, None
+    ratio = ours.median / against.median
+    if goal.factor is None:
+        return ratio, None
+    limit = against.median * goal.factor + goal.plus
+    met = ours.median >= limit if goal.unit in RISING else ours.median <= limit
+    return ratio, met
+
+
+def goals(data):
+    """The table of goals: a line for each measure, size and state of the cores."""
+    found, lines = cells(data), []
+    for goal in GOALS:
+        for size in goal.sizes:
+            for state in ("near", "far"):
+                others = lookup(found, "p2p", goal.peers, goal.unit, state, size,
+                                lambda peer: not is_hcomm(peer))
+                peer = best(others, goal.unit)
+                mine = best(lookup(found, "p2p", goal.ours[1:], goal.unit, state, size,
+                                   lambda peer: peer == goal.ours[0]), goal.unit)
+                floor = floor_of(found, goal, state, size)
+                if not mine and (goal.factor is None or not peer):
+                    continue
+                ours = mine and mine[0]
+                ratio, met = judge(goal, peer and peer[0], floor, ours)
+                counts = [cell.count for cell in (ours, floor if goal.of_floor else
+                                                  peer and peer[0]) if cell]
+                verdict = "" if met is None else "yes" if met else "no"
+                if verdict and min(counts) < FEW:
+                    verdict = "(%s)" % verdict
+                lines.append((
+                    goal.title, bytes_text(size), goal.unit, state,
+                    "%s %s" % (value(peer[0]), peer[1]) if peer else "",
+                    value(floor), value(ours), "%.2f" % ratio if ratio else "", wish(goal),
+                    verdict))
+    if not lines:
+        return "No measure of the table of goals was taken.\n"
+    return "### hcomm against the best peer\n\n" + markdown(
+        ("measure", "size", "unit", "cores", "best peer", "floor", "hcomm", "ratio", "goal", "met"),
+        lines)
+
+
+def wish(goal):
+    if goal.factor is None:
+        return ""
+    sign = "≥" if goal.unit in RISING else "≤"
+    text = "%s %g ×" % (sign, goal.factor) + (" floor" if goal.of_floor else "")
+    return text + (" + %g ns" % (goal.plus * 1e3) if goal.plus else "")
+
+
+def sections(data, wanted=()):
+    """A table for each section and measure, with a row for each peer and state of the cores."""
+    found, parts = cells(data), []
+    measures = sorted({key[:4] for key in found}, key=lambda key: (key[0] == "limits", key[:3]))
+    floors = {}
+    for section, what, ranks, unit in measures:
+        if wanted and section not in (*wanted, "limits"):
+            continue
+        rows = []
+        for state in ("near", "far", "all"):
+            row = found.get((section, what, ranks, unit, state), {})
+            rows += [(peer, state, row[peer]) for peer in sorted(row, key=order)]
+            if section != "limits":
+                rows += ratios(row, state, unit)
+        if section == "limits":  # many with one row each: together by their first word
+            floors.setdefault((what.split("/")[0], unit), []).extend(
+                ("%s, %d" % (what, ranks), state, by_size) for _, state, by_size in rows)
+        else:
+            title = "### %s: %s, %d ranks, %s" % (section, what, ranks, unit)
+            parts.append(title + "\n\n" + by_sizes(("peer", "cores"), rows))
+    for (group, unit), rows in floors.items():
+        title = "### limits: %s, %s" % (group, unit)
+        parts.append(title + "\n\n" + by_sizes(("what, processes", "cores"), rows))
+    return "\n".join(parts)
+
+
+def ratios(row, state, unit):
+    """A row for each of hcomm's in `row`: its median over that of the best peer."""
+    rows = []
+    for peer in filter(is_hcomm, sorted(row)):
+        line = {}
+        for size, cell in row[peer].items():
+            others = [(row[other][size], other) for other in row
+                      if not is_hcomm(other) and size in row[other]]
+            if found := best(others, unit):
+                line[size] = "%.2f × %s" % (cell.median / found[0].median, found[1])
+        if line:
+            rows.append(("**%s**" % peer, state, line))
+    return rows
+
+
+def order(peer):
+    return not is_hcomm(peer), peer
+
+
+def by_sizes(head, rows):
+    sizes = sorted({size for row in rows for size in row[-1]})
+    lines = []
+    for *names, by_size in rows:
+        texts = (by_size.get(size, "") for size in sizes)
+        lines.append((*names, *(text if isinstance(text, str) else spread(text) for text in texts)))
+    return markdown((*head, *map(bytes_text, sizes)), lines)
+
+
+def markdown(head, lines):
+    rows = [head, ["---"] * len(head), *lines]
+    return "".join("| " + " | ".join(row) + " |\n" for row in rows)
+
+
+def number(x):
+    return "%.3g" % x if x < 1000 else "%d" % round(x)
+
+
+def value(cell):
+    """The median and, in brackets, how many samples there were."""
+    return "%s (%d)" % (number(cell.median), cell.count) if cell else ""
+
+
+def spread(cell):
+    text = "%s [%s-%s]" % tuple(map(number, cell[:3]))
+    return text if cell.count >= FEW else "%s (%d)" % (text, cell.count)
+
+
+def bytes_text(size):
+    for unit, bits in (("MiB", 20), ("KiB", 10)):
+        if size >= 1 << bits:
+            return "%d %s" % (size >> bits, unit)
+    return "%d B" % size
+
+
+def head(data):
+    """Where the numbers come from."""
+    meta = data["meta"]
+    if "cpu" not in meta:  # samples of another program
+        return ""
+    return (
+        "`{command}`: {rounds} rounds in {seconds} s, {date}, hcomm {version}.\n"
+        "{cores} cores of {cpu}, {memory_gib} GiB, Linux {kernel}.\n\n"
+        "Medians of one run; the number of samples stands in parentheses, and a verdict in\n"
+        "parentheses rests on fewer than {few}. *near*: a cache line goes from core to core in\n"
+        "less than {near:g} ns, as measured beside each sample; *far*: it takes longer.\n"
+    ).format(few=FEW, near=NEAR_NS, **meta)
+
+
+def footnotes(data):
+    """What could not be measured, with the reason; equal reasons of a peer together."""
+    groups = {}
+    for name, error in data["errors"].items():
+        section, peer, *rest = name.split(" ")
+        groups.setdefault((section, peer, error), []).append(" ".join(rest))
+    lines = ["* %s %s (%s): %s\n" % (section, peer, ", ".join(names), error.replace("|", "/"))
+             for (section, peer, error), names in groups.items()]
+    late = sorted({" ".join(name.split(" ")[:2]) for name, launches in
+                   data["meta"].get("jobs", {}).items()
+                   if launches == 0 and name not in data["errors"]})
+    if late:
+        lines.append("* no time was left for some of: %s\n" % ", ".join(late))
+    return "Failed at least once, or not reached:\n\n" + "".join(lines) if lines else ""
+
+
+def unmeasured(data):
+    """Jobs of hcomm that gave no sample."""
+    return [name for name, launches in data["meta"].get("jobs", {}).items()
+            if launches == 0 and is_hcomm(name.split(" ")[1])]
+
+
+def paste(path, data, *parts):
+    """Puts the tables between the marks of a page."""
+    with open(path) as file:
+        before, begin, rest = file.read().partition(MARKS[0])
+    _, end, after = rest.partition(MARKS[1])
+    if not begin or not end:
+        raise SystemExit("error: %s lacks %s and %s" % (path, *MARKS))
+    text = "\n".join(filter(None, (head(data), *parts, footnotes(data))))
+    with open(path, "w") as file:
+        file.write(before + begin + "\n" + text.rstrip("\n") + "\n" + end + after)

@@ -1,0 +1,107 @@
+"""Tests of the tables: `bench.py selftest`."""
+import os
+import tempfile
+import unittest
+
+import tables
+
+
+def data(samples, **rest):
+    return dict(samples=samples, errors={}, meta={}, **rest)
+
+
+def line(text, *words):
+    """The one line of a table that has all these words."""
+    found = [row for row in text.splitlines() if all(word in row for word in words)]
+    assert len(found) == 1, (words, text)
+    return [cell.strip() for cell in found[0].strip("|").split("|")]
+
+
+PUT = {
+    "p2p|a|putpp|2|8|us": [[0.10, 30]] * 5 + [[0.40, 170]] * 5,
+    "p2p|b|putpp|2|8|us": [[0.12, 30]] * 5 + [[0.20, 170]] * 5,
+    "p2p|hcomm/ours|putpp|2|8|us": [[0.05, 30]] * 5 + [[0.19, 170]] * 2,
+    "limits|limits|pingpong/one-line|2|8|ns": [[30, 30]] * 5 + [[160, 170]] * 5,
+}
+
+
+class Goals(unittest.TestCase):
+    def test_each_state_has_its_own_best_peer(self):
+        text = tables.goals(data(PUT))
+        near = line(text, "half round trip", "8 B", "near")[4:]
+        self.assertEqual(near, ["0.1 (5) a", "0.03 (5)", "0.05 (5)", "0.50", "≤ 0.9 ×", "yes"])
+        far = line(text, "half round trip", "8 B", "far")[4:]
+        self.assertEqual(far, ["0.2 (5) b", "0.16 (5)", "0.19 (2)", "0.95", "≤ 0.9 ×", "(no)"])
+
+    def test_a_goal_on_the_floor_adds_its_constant(self):
+        text = tables.goals(data(PUT))
+        self.assertEqual(line(text, "bare hand-over", "near")[-3:],
+                         ["1.67", "≤ 1.5 × floor + 20 ns", "yes"])
+        slow = dict(PUT, **{"p2p|hcomm/ours|putpp|2|8|us": [[0.066, 30]] * 5})
+        self.assertEqual(line(tables.goals(data(slow)), "bare hand-over", "near")[-1], "no")
+
+    def test_bandwidth_has_to_be_higher(self):
+        samples = {
+            "p2p|a|bw|2|64|GB/s": [[1, 30]] * 5,
+            "p2p|b|tag_bw/window|2|64|GB/s": [[2, 30]] * 5,
+            "p2p|hcomm/user|bw|2|64|GB/s": [[2.4, 30]] * 5,
+        }
+        near = line(tables.goals(data(samples)), "| streamed send |", "64 B")
+        self.assertEqual(near[4:], ["2 (5) b", "", "2.4 (5)", "1.20", "≥ 1.25 ×", "no"])
+
+    def test_states_are_never_mixed(self):
+        samples = {
+            "p2p|a|putpp|2|8|us": [[0.1, 30]],
+            "p2p|hcomm/ours|putpp|2|8|us": [[0.2, 170], [0.2, -1]],
+        }
+        text = tables.goals(data(samples))
+        self.assertEqual(line(text, "half round trip", "near")[6:], ["", "", "≤ 0.9 ×", ""])
+        self.assertEqual(line(text, "half round trip", "far")[4:],
+                         ["", "", "0.2 (1)", "", "≤ 0.9 ×", ""])
+
+    def test_hcomm_is_not_its_own_peer(self):
+        samples = {"p2p|hcomm/user|putpp|2|8|us": [[1, 30]], **PUT}
+        samples["p2p|hcomm/user|putpp|2|8|us"] = [[0.01, 30]] * 5
+        self.assertIn("0.1 (5) a", line(tables.goals(data(samples)), "half round trip", "near"))
+
+
+class Sections(unittest.TestCase):
+    def test_ratios_to_the_best_peer_stand_below(self):
+        text = tables.sections(data(PUT))
+        self.assertEqual(line(text, "**hcomm/ours**", "near")[2], "0.50 × a")
+        self.assertEqual(line(text, "| hcomm/ours | far")[2], "0.19 [0.19-0.19] (2)")
+
+    def test_many_ranks_have_one_state(self):
+        samples = {"coll4|a|bcast|4|1024|us": [[1, 30], [3, 170]]}
+        self.assertEqual(line(tables.sections(data(samples)), "| a |"),
+                         ["a", "all", "2 [1-3] (2)"])
+
+
+class Run(unittest.TestCase):
+    def test_failures_are_told(self):
+        run = data(PUT)
+        run["errors"] = {"p2p hcomm/ours lat 8": "exit status 2", "p2p impi lat": "missing"}
+        run["meta"]["jobs"] = {"p2p hcomm/ours lat 8": 0, "p2p impi lat": 0,
+                               "p2p hcomm/ours putpp 8": 5, "coll2 hcomm/user bcast 8": 0}
+        self.assertEqual(tables.unmeasured(run),
+                         ["p2p hcomm/ours lat 8", "coll2 hcomm/user bcast 8"])
+        self.assertIn("* p2p impi (lat): missing", tables.footnotes(run))
+        self.assertIn("no time was left for some of: coll2 hcomm/user", tables.footnotes(run))
+
+    def test_only_the_text_between_the_marks_changes(self):
+        with tempfile.TemporaryDirectory() as folder:
+            page = os.path.join(folder, "page.md")
+            for _ in range(2):
+                if not os.path.exists(page):
+                    with open(page, "w") as file:
+                        file.write("a\n%s\nold\n%s\nb\n" % tables.MARKS)
+                tables.paste(page, data(PUT), "new\n")
+                with open(page) as file:
+                    self.assertEqual(file.read(), "a\n%s\nnew\n%s\nb\n" % tables.MARKS)
+            with open(page, "w") as file:
+                file.write("no marks\n")
+            self.assertRaises(SystemExit, tables.paste, page, data(PUT), "new\n")
+
+
+if __name__ == "__main__":
+    unittest.main()
