@@ -75,6 +75,8 @@ def hcomm(key, ranks, size, operation, *options):
                 value, unit = row["algbw_gbps"] * times["median"] / times["avg"], "GB/s"
             elif key.startswith("rate"):
                 value, unit = row["msgrate_mps"] * times["median"] / times["avg"], "Mmsg/s"
+            elif "/" in key:
+                value, unit = row["against"]["ratio"], "ratio"
             found.append(dict(k=key, n=ranks, size=size, v=value, u=unit,
                               pp=row.get("handover_ns")))
         return found
@@ -102,6 +104,12 @@ def hcomm_p2p():
     jobs[user, "rate1", 64] = hcomm("rate1", 2, 64, "send_recv", "-d", "int8", *stream)
     jobs[ours, "rate1", 64] = hcomm("rate1", 2, 64, "write_notify", *seen, *stream)
     jobs[ours, "rate64", 64] = hcomm("rate64", 2, 64, "batch_write", *seen, "--batch", "64")
+    # hcomm's own operations in turn: how many times as long the first takes.
+    for ranks, first, second, numbers in ((1, "local_reduce", "local_copy", (64 << 10, 64 << 20)),
+                                          (2, "write_notify", "send_recv", (128 << 10,))):
+        for size in numbers:
+            key = "%s/%s" % (first, second)
+            jobs[ours, key, size] = hcomm(key, ranks, size, first, "--against", second)
     return jobs
 
 

@@ -98,7 +98,10 @@ class Launcher:
             file.close()
         out, err = "".join(texts[0::2]), "".join(texts[1::2])
         job["seconds"] = ended - float(env["BENCH_T0"])
-        samples = job["parse"](out, job)
+        try:
+            samples = job["parse"](out, job)
+        except (KeyError, TypeError, ValueError) as error:
+            return [], "its output lacks something: %r" % error
         state = max(before, self.handover_ns()) if before >= 0 else -1.0
         for sample in samples:
             if (sample.get("pp") or -1) < 0:

@@ -15,7 +15,8 @@ RISING = ("GB/s", "Mmsg/s")
 
 # A row of the table of goals. `peers` are keys of the peers' samples, `ours` peer and key of
 # hcomm's, `floor` keys of the limits. The goal is a factor on the best peer, or with `of_floor` on
-# the floor, plus so many microseconds; None: shown without a goal.
+# the floor, plus so many microseconds; for a ratio it is the number itself. None: shown without a
+# goal.
 Goal = namedtuple("Goal", "title sizes unit peers ours floor factor of_floor plus",
                   defaults=(None, False, 0.0))
 
@@ -49,6 +50,11 @@ GOALS = (
     Goal("messages one by one: write + notify", (64,), "Mmsg/s", ("rate1",), (OURS, "rate1"), ONE),
     Goal("messages batched: 64 writes, a notify", (64,), "Mmsg/s", RATE, (OURS, "rate64"),
          (*ONE, "rate/head-per-16", "rate/head-per-64"), 2.0),
+    # A combination moves 3 bytes for 2 of a copy: 0.9 times a copy's bytes a second.
+    Goal("local reduce ÷ local copy, fp32 sum", (64 << 10, 64 << 20), "ratio", (),
+         (OURS, "local_reduce/local_copy"), (), 1.67),
+    Goal("write + notify ÷ our own send/recv", (128 << 10,), "ratio", (),
+         (OURS, "write_notify/send_recv"), ()),
 )
 
 Cell = namedtuple("Cell", "median low high count")
@@ -79,10 +85,11 @@ def best(candidates, unit):
 
 
 def lookup(found, section, keys, unit, state, size, of=lambda peer: True):
-    """All (cell, peer) of these keys, 2 ranks."""
+    """All (cell, peer) of these keys, of 2 ranks or of one that works for itself."""
     return [(row[size], peer)
             for key in keys
-            for peer, row in found.get((section, key, 2, unit, state), {}).items()
+            for ranks in (1, 2)
+            for peer, row in found.get((section, key, ranks, unit, state), {}).items()
             if size in row and of(peer)]
 
 
@@ -104,6 +111,8 @@ def is_hcomm(peer):
 def judge(goal, peer, floor, ours):
     """The ratio to the best peer (or to the floor), and whether the goal is met; None: unknown."""
     against = floor if goal.of_floor else peer
+    if goal.unit == "ratio" and ours:
+        return None, None if goal.factor is None else ours.median <= goal.factor
     if not against or not ours:
         return None, None
     ratio = ours.median / against.median
@@ -151,6 +160,8 @@ def wish(goal):
     if goal.factor is None:
         return ""
     sign = "≥" if goal.unit in RISING else "≤"
+    if goal.unit == "ratio":
+        return "%s %g" % (sign, goal.factor)
     text = "%s %g ×" % (sign, goal.factor) + (" floor" if goal.of_floor else "")
     return text + (" + %g ns" % (goal.plus * 1e3) if goal.plus else "")
 

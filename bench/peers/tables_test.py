@@ -49,6 +49,11 @@ class Goals(unittest.TestCase):
         near = line(tables.goals(data(samples)), "| streamed send |", "64 B")
         self.assertEqual(near[4:], ["2 (5) b", "", "2.4 (5)", "1.20", "≥ 1.25 ×", "no"])
 
+    def test_a_ratio_is_its_own_goal(self):
+        samples = {"p2p|hcomm/ours|local_reduce/local_copy|1|65536|ratio": [[1.7, 30]] * 5}
+        near = line(tables.goals(data(samples)), "local reduce", "64 KiB", "near")
+        self.assertEqual(near[4:], ["", "", "1.7 (5)", "", "≤ 1.67", "no"])
+
     def test_states_are_never_mixed(self):
         samples = {
             "p2p|a|putpp|2|8|us": [[0.1, 30]],
