@@ -252,7 +252,7 @@ def head(data):
     if "cpu" not in meta:  # samples of another program
         return ""
     return (
-        "`{command}`: {rounds} rounds in {seconds} s, {date}, hcomm {version}.\n"
+        "`{command}`: up to {rounds} rounds in {seconds} s, {date}, hcomm {version}.\n"
         "{cores} cores of {cpu}, {memory_gib} GiB, Linux {kernel}.\n\n"
         "Medians of one run; the number of samples stands in parentheses, and a verdict in\n"
         "parentheses rests on fewer than {few}. *near*: a cache line goes from core to core in\n"
