@@ -321,15 +321,59 @@ typedef struct hcomm_completion_v1_t {
 } hcomm_completion_v1_t;
 
 // Where a notify arrives: one cache line, written by one recorder, read by one waiter.
+//
+// How often it was recorded is the sum of `count` and `served`: two words, so that each has one
+// writer, which need not add in one atomic step.
 typedef struct HCOMM_ALIGNED(64) hcomm_notify_line_v1_t {
-    // How often the notify was recorded since the channel was made. The waiter keeps to itself
-    // how many of these it has taken. Read and written as one atomic word.
+    // How often the peer's side recorded the notify since the channel was made. The waiter keeps
+    // to itself how many it has taken. Read and written as one atomic word.
     uint64_t count;
     // Fingerprint of the latest record that carried one.
     uint64_t fingerprint[2];
+    // How often the transport's own side, the waiter's, recorded it on behalf of the peer, from
+    // `progress`. Read and written as one atomic word.
+    uint64_t served;
     // Zero.
-    uint64_t reserved[5];
+    uint64_t reserved[4];
 } hcomm_notify_line_v1_t;
+
+// The bell's words. To ring: full fence; if `sleepers` is not zero, add one to `sequence` and
+// wake all futex waiters on it; if `pollers` is not zero, write to the eventfd.
+typedef struct HCOMM_ALIGNED(64) hcomm_bell_v1_t {
+    // Futex word.
+    uint32_t sequence;
+    // Threads that sleep on `sequence`, or are about to.
+    uint32_t sleepers;
+    // Threads that sleep on the eventfd, or are about to.
+    uint32_t pollers;
+    // 1 if whoever sleeps here runs, between announcing it and the last look, the barrier of
+    // `membarrier(2)` on all processes that are registered for the global expedited one. Ringers
+    // of such a process may leave their fence out.
+    uint32_t barrier;
+    // Zero.
+    uint32_t reserved[12];
+} hcomm_bell_v1_t;
+
+// Where the peer of a connected channel waits, for links on which this process can store there
+// itself. The host then records without a call, as `post` would: fingerprint, if any, and then
+// one more in `count` of the line, as a release store; it does so only while nothing that it has
+// posted on the channel is unfinished, and from the thread whose turn the fast calls are. It
+// looks at the bell afterwards and calls `ring` if somebody sleeps.
+typedef struct hcomm_peer_v1_t {
+    // The peer's notify lines, one after the other, writable until the channel is destroyed.
+    struct hcomm_notify_line_v1_t *lines;
+    // How many there are.
+    uint32_t notifies;
+    // Zero.
+    uint32_t reserved;
+    // Words of the peer's bell, readable until the channel is destroyed; null if the peer is in
+    // this process, whose bell the host knows.
+    const struct hcomm_bell_v1_t *bell;
+    // `HCOMM_STATUS_OK` as long as the channel works, then why it does not: in memory of this process,
+    // valid until the channel is destroyed, changed by the plugin at any time. Read as one atomic
+    // word. Once it is not `HCOMM_STATUS_OK` the host calls `post`, which says so.
+    const int32_t *state;
+} hcomm_peer_v1_t;
 
 // Counters of a device since it was opened.
 typedef struct hcomm_counters_v1_t {
@@ -382,19 +426,6 @@ typedef struct hcomm_host_v1_t {
     uint32_t reserved;
 } hcomm_host_v1_t;
 
-// The bell's words. To ring: full fence; if `sleepers` is not zero, add one to `sequence` and
-// wake all futex waiters on it; if `pollers` is not zero, write to the eventfd.
-typedef struct HCOMM_ALIGNED(64) hcomm_bell_v1_t {
-    // Futex word.
-    uint32_t sequence;
-    // Threads that sleep on `sequence`, or are about to.
-    uint32_t sleepers;
-    // Threads that sleep on the eventfd, or are about to.
-    uint32_t pollers;
-    // Zero.
-    uint32_t reserved[13];
-} hcomm_bell_v1_t;
-
 // The fast calls of a device. None blocks, none allocates. Entries marked *optional* may be null.
 typedef struct hcomm_data_ops_v1_t {
     // Header of this table.
@@ -438,6 +469,9 @@ typedef struct hcomm_data_ops_v1_t {
     // Asks for `wake_fd` to report the next arrival. `HCOMM_STATUS_IN_PROGRESS` if something has
     // arrived already: do not sleep. *Optional.*
     int32_t (*arm)(hcomm_device_t *device);
+    // Wakes who sleeps at the peer: the host has recorded by itself (see `hcomm_peer_v1_t`) and seen in
+    // the peer's bell that somebody does. *Optional.*
+    void (*ring)(hcomm_channel_t *channel);
 } hcomm_data_ops_v1_t;
 
 // The slow calls of a plugin. Entries marked *optional* may be null.
@@ -506,6 +540,9 @@ typedef struct hcomm_transport_v1_t {
     // Connects with the end that made the blob; both sides call it, again and again while it is
     // in progress.
     int32_t (*connect)(hcomm_channel_t *channel, const uint8_t *blob, uint32_t len);
+    // Fills in where the peer of a connected channel waits. `HCOMM_STATUS_UNSUPPORTED` where it cannot
+    // be reached by stores of this process. *Optional.*
+    int32_t (*map_peer)(hcomm_channel_t *channel, struct hcomm_peer_v1_t *peer);
     // Destroys an end. What was accepted and not completed is dropped without a completion; the
     // peer's end reports `HCOMM_STATUS_PEER_LOST` from `check`.
     int32_t (*destroy_channel)(hcomm_channel_t *channel);

@@ -9,7 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::tables::{
     Channel, ChannelAttrV1, CompletionV1, CountersV1, DataOpsV1, DescriptorV1, Device,
-    DeviceAttrV1, Header, HostV1, Import, ImportAttrV1, MAGIC, MAJOR, NotifyLineV1, Region,
+    DeviceAttrV1, Header, HostV1, Import, ImportAttrV1, MAGIC, MAJOR, NotifyLineV1, PeerV1, Region,
     STATUS_BUFFER_TOO_SMALL, STATUS_IN_PROGRESS, STATUS_INTERNAL, STATUS_INVALID_ARGUMENT,
     STATUS_OK, TransportV1,
 };
@@ -140,6 +140,7 @@ impl<T: Transport> Tables<T> {
         create_channel: Some(create_channel::<T>),
         local_blob: Some(local_blob::<T>),
         connect: Some(connect::<T>),
+        map_peer: Some(map_peer::<T>),
         destroy_channel: Some(destroy_channel::<T>),
         counters: Some(counters::<T>),
         last_error: Some(last_error),
@@ -157,6 +158,7 @@ impl<T: Transport> Tables<T> {
         check: Some(check::<T>),
         wake_fd: Some(wake_fd::<T>),
         arm: Some(arm::<T>),
+        ring: Some(ring::<T>),
     };
 
     const DATA_REF: &'static DataOpsV1 = &Self::DATA;
@@ -504,6 +506,16 @@ unsafe extern "C" fn connect<T: Transport>(
     })
 }
 
+unsafe extern "C" fn map_peer<T: Transport>(channel: *mut Channel, peer: *mut PeerV1) -> i32 {
+    guarded(|| {
+        // SAFETY: see above.
+        let mapped = T::map_peer(unsafe { borrow(channel, "channel") }?)?;
+        // SAFETY: see above.
+        *unsafe { peer.as_mut() }.ok_or_else(|| null("peer"))? = mapped;
+        Ok(STATUS_OK)
+    })
+}
+
 unsafe extern "C" fn destroy_channel<T: Transport>(channel: *mut Channel) -> i32 {
     guarded(|| {
         // SAFETY: see above.
@@ -638,4 +650,9 @@ unsafe extern "C" fn arm<T: Transport>(device: *mut Device) -> i32 {
     } else {
         STATUS_IN_PROGRESS
     }
+}
+
+unsafe extern "C" fn ring<T: Transport>(channel: *mut Channel) {
+    // SAFETY: see above.
+    T::ring(unsafe { &*channel.cast::<T::Channel>() });
 }

@@ -300,17 +300,47 @@ pub struct CompletionV1 {
 }
 
 /// Where a notify arrives: one cache line, written by one recorder, read by one waiter.
+///
+/// How often it was recorded is the sum of `count` and `served`: two words, so that each has one
+/// writer, which need not add in one atomic step.
 #[repr(C, align(64))]
 #[derive(Debug)]
 #[cfg_attr(feature = "rust-door", derive(StableAbi))]
 pub struct NotifyLineV1 {
-    /// How often the notify was recorded since the channel was made. The waiter keeps to itself
-    /// how many of these it has taken. Read and written as one atomic word.
+    /// How often the peer's side recorded the notify since the channel was made. The waiter keeps
+    /// to itself how many it has taken. Read and written as one atomic word.
     pub count: u64,
     /// Fingerprint of the latest record that carried one.
     pub fingerprint: [u64; 2],
+    /// How often the transport's own side, the waiter's, recorded it on behalf of the peer, from
+    /// `progress`. Read and written as one atomic word.
+    pub served: u64,
     /// Zero.
-    pub reserved: [u64; 5],
+    pub reserved: [u64; 4],
+}
+
+/// Where the peer of a connected channel waits, for links on which this process can store there
+/// itself. The host then records without a call, as `post` would: fingerprint, if any, and then
+/// one more in `count` of the line, as a release store; it does so only while nothing that it has
+/// posted on the channel is unfinished, and from the thread whose turn the fast calls are. It
+/// looks at the bell afterwards and calls `ring` if somebody sleeps.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+#[cfg_attr(feature = "rust-door", derive(StableAbi))]
+pub struct PeerV1 {
+    /// The peer's notify lines, one after the other, writable until the channel is destroyed.
+    pub lines: *mut NotifyLineV1,
+    /// How many there are.
+    pub notifies: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// Words of the peer's bell, readable until the channel is destroyed; null if the peer is in
+    /// this process, whose bell the host knows.
+    pub bell: *const BellV1,
+    /// [`STATUS_OK`] as long as the channel works, then why it does not: in memory of this process,
+    /// valid until the channel is destroyed, changed by the plugin at any time. Read as one atomic
+    /// word. Once it is not [`STATUS_OK`] the host calls `post`, which says so.
+    pub state: *const i32,
 }
 
 /// Counters of a device since it was opened.
@@ -388,8 +418,12 @@ pub struct BellV1 {
     pub sleepers: u32,
     /// Threads that sleep on the eventfd, or are about to.
     pub pollers: u32,
+    /// 1 if whoever sleeps here runs, between announcing it and the last look, the barrier of
+    /// `membarrier(2)` on all processes that are registered for the global expedited one. Ringers
+    /// of such a process may leave their fence out.
+    pub barrier: u32,
     /// Zero.
-    pub reserved: [u32; 13],
+    pub reserved: [u32; 12],
 }
 
 /// The slow calls of a plugin. Entries marked *optional* may be null.
@@ -494,6 +528,9 @@ pub struct TransportV1 {
     /// in progress.
     pub connect:
         Option<unsafe extern "C" fn(channel: *mut Channel, blob: *const u8, len: u32) -> i32>,
+    /// Fills in where the peer of a connected channel waits. [`STATUS_UNSUPPORTED`] where it cannot
+    /// be reached by stores of this process. *Optional.*
+    pub map_peer: Option<unsafe extern "C" fn(channel: *mut Channel, peer: *mut PeerV1) -> i32>,
     /// Destroys an end. What was accepted and not completed is dropped without a completion; the
     /// peer's end reports [`STATUS_PEER_LOST`] from `check`.
     pub destroy_channel: Option<unsafe extern "C" fn(channel: *mut Channel) -> i32>,
@@ -561,6 +598,9 @@ pub struct DataOpsV1 {
     /// Asks for `wake_fd` to report the next arrival. [`STATUS_IN_PROGRESS`] if something has
     /// arrived already: do not sleep. *Optional.*
     pub arm: Option<unsafe extern "C" fn(device: *mut Device) -> i32>,
+    /// Wakes who sleeps at the peer: the host has recorded by itself (see [`PeerV1`]) and seen in
+    /// the peer's bell that somebody does. *Optional.*
+    pub ring: Option<unsafe extern "C" fn(channel: *mut Channel)>,
 }
 
 // SAFETY: the tables are read-only after they were built, and their raw pointers point to

@@ -7,7 +7,7 @@ use core::ptr::NonNull;
 
 use crate::tables::{
     ChannelAttrV1, CompletionV1, CountersV1, DescriptorV1, DeviceAttrV1, HostV1, NotifyLineV1,
-    STATUS_INVALID_ARGUMENT, STATUS_UNSUPPORTED,
+    PeerV1, STATUS_INVALID_ARGUMENT, STATUS_UNSUPPORTED,
 };
 
 /// A transport. The associated functions are the calls of [`TransportV1`](crate::TransportV1) and
@@ -139,6 +139,15 @@ pub trait Transport: Sized + 'static {
     /// Why it failed for good.
     fn connect(channel: &Self::Channel, peer: &[u8]) -> Result<Connect, Fault>;
 
+    /// Where the peer of a connected channel waits, if this process can store there.
+    ///
+    /// # Errors
+    /// `STATUS_UNSUPPORTED`, `STATUS_NOT_CONNECTED`, or the state of the link.
+    fn map_peer(channel: &Self::Channel) -> Result<PeerV1, Fault> {
+        let _ = channel;
+        Err(Fault::unsupported("this transport maps no notifies"))
+    }
+
     /// Asked before an end is dropped.
     fn destroy_channel(channel: &Self::Channel) {
         let _ = channel;
@@ -184,6 +193,11 @@ pub trait Transport: Sized + 'static {
     fn arm(device: &Self::Device) -> bool {
         let _ = device;
         true
+    }
+
+    /// Wakes who sleeps at the peer.
+    fn ring(channel: &Self::Channel) {
+        let _ = channel;
     }
 }
 

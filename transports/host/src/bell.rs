@@ -4,7 +4,7 @@ use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use hcomm_transport_abi::BellV1;
@@ -13,6 +13,8 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 use rustix::thread::futex;
+
+use crate::barrier;
 
 /// The bell of this process. One for all communicators and OS threads in it; made at first use
 /// and kept until the process ends.
@@ -48,7 +50,19 @@ impl Bell {
     /// to. Cheap when nobody does. Any thread.
     pub fn ring(&self) {
         // What was recorded before must be visible before the look at who sleeps.
-        fence(Ordering::SeqCst);
+        barrier::Often::here().fence();
+        if self.somebody_sleeps() {
+            self.wake();
+        }
+    }
+
+    /// Whether a ring would wake somebody. The ringer's fence comes before.
+    pub(crate) fn somebody_sleeps(&self) -> bool {
+        self.sleepers().load(Ordering::Relaxed) | self.pollers().load(Ordering::Relaxed) != 0
+    }
+
+    #[cold]
+    fn wake(&self) {
         if self.sleepers().load(Ordering::Relaxed) != 0 {
             self.sequence().fetch_add(1, Ordering::Release);
             // A failure could only mean a bad address, which this is not.
@@ -94,6 +108,11 @@ impl Bell {
         // longer than a slice.
         let _ = rustix::io::read(&self.eventfd, &mut [0u8; 8]);
         true
+    }
+
+    /// The words, for whoever looks at them from outside.
+    pub(crate) const fn words(&self) -> NonNull<BellV1> {
+        self.words
     }
 
     /// Descriptor of the memory in which the words lie.
@@ -147,11 +166,19 @@ impl Bell {
                 "the kernel mapped the bell at address 0",
             )
         })?;
-        Ok(Self {
+        let bell = Self {
             words,
             memfd,
             eventfd,
-        })
+        };
+        bell.barrier()
+            .store(barrier::is_registered().into(), Ordering::Release);
+        Ok(bell)
+    }
+
+    fn barrier(&self) -> &AtomicU32 {
+        // SAFETY: as in `sequence`.
+        unsafe { AtomicU32::from_ptr(&raw mut (*self.words.as_ptr()).barrier) }
     }
 
     fn sequence(&self) -> &AtomicU32 {
@@ -188,7 +215,7 @@ impl<'a> Listed<'a> {
     fn new(count: &'a AtomicU32) -> Self {
         count.fetch_add(1, Ordering::SeqCst);
         // Pairs with the fence of the ringer: either it sees us, or our look sees what it did.
-        fence(Ordering::SeqCst);
+        barrier::seldom();
         Self(count)
     }
 }

@@ -2,13 +2,15 @@
 
 use std::fmt;
 use std::ptr::NonNull;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 
 use hcomm_transport_abi as abi;
 use hcomm_types::{DataType, Error, ErrorKind, ReduceOp, Result};
 
+use crate::barrier::Often;
+use crate::bell::Bell;
 use crate::device::{Device, Lane, Turn};
 use crate::region::{Import, ImportInner, Region};
 
@@ -23,6 +25,18 @@ struct ChannelInner {
     notifies: u32,
     /// Fast calls on one channel come from one thread at a time.
     turn: AtomicBool,
+    /// Where the peer waits, once connected.
+    peer: OnceLock<Option<Peer>>,
+}
+
+/// Where the peer waits, on links that let us store there.
+struct Peer {
+    lines: NonNull<abi::NotifyLineV1>,
+    notifies: u32,
+    bell: NonNull<abi::BellV1>,
+    is_here: bool,
+    state: NonNull<i32>,
+    fence: Often,
 }
 
 // SAFETY: the table's thread rules: slow calls may come from any thread, fast calls from one at a
@@ -163,6 +177,7 @@ impl Device {
             handle,
             notifies,
             turn: AtomicBool::new(false),
+            peer: OnceLock::new(),
         })))
     }
 }
@@ -277,6 +292,101 @@ impl Channel {
             }
         }
         Ok(total)
+    }
+
+    /// Adds one to a notify of the peer by a store of ours, after `fingerprint` unless it is zero,
+    /// and wakes who sleeps for it. `false`, and nothing was done, if the link does not allow that,
+    /// the channel does not work, or there is no such notify: [`Channel::post`] then does it or
+    /// says why not.
+    ///
+    /// Only for the thread that posts, and only while nothing posted on the channel is unfinished:
+    /// it would be overtaken.
+    #[inline]
+    pub fn record(&self, notify: u32, fingerprint: [u64; 2]) -> bool {
+        let Some(peer) = self.mapped_peer() else {
+            return false;
+        };
+        if notify >= peer.notifies || !peer.works() {
+            return false;
+        }
+        peer.record(notify, fingerprint);
+        self.ring(peer);
+        true
+    }
+
+    /// Wakes who sleeps at the peer, after a store into memory of the peer that it looks at. Costs
+    /// two loads if nobody does. `false` if the link has no such memory.
+    #[inline]
+    pub fn ring_peer(&self) -> bool {
+        let Some(peer) = self.mapped_peer() else {
+            return false;
+        };
+        self.ring(peer);
+        true
+    }
+
+    /// Whether the channel, of a link that maps the peer's notifies, works as far as is known
+    /// without asking the system: [`Channel::check`] says more.
+    #[inline]
+    #[must_use]
+    pub fn seems_to_work(&self) -> bool {
+        self.mapped_peer().is_none_or(Peer::works)
+    }
+
+    #[inline]
+    fn mapped_peer(&self) -> Option<&Peer> {
+        self.0.peer.get().and_then(Option::as_ref)
+    }
+
+    #[inline]
+    fn ring(&self, peer: &Peer) {
+        peer.fence.fence();
+        if peer.somebody_sleeps() {
+            self.wake(peer);
+        }
+    }
+
+    #[cold]
+    fn wake(&self, peer: &Peer) {
+        if peer.is_here {
+            // It is there: the peer's words are its.
+            if let Ok(bell) = Bell::process() {
+                bell.ring();
+            }
+        } else {
+            // SAFETY: the channel is alive.
+            unsafe { (self.0.device.0.calls.ring)(self.0.handle.as_ptr()) }
+        }
+    }
+
+    fn map_peer(&self) -> Option<Peer> {
+        let plugin = self.0.device.info().plugin;
+        let mut attr = abi::PeerV1 {
+            lines: std::ptr::null_mut(),
+            notifies: 0,
+            reserved: 0,
+            bell: std::ptr::null(),
+            state: std::ptr::null(),
+        };
+        // SAFETY: the channel is alive, the place is ours.
+        let status = unsafe { (plugin.calls.map_peer)(self.0.handle.as_ptr(), &raw mut attr) };
+        if status != abi::STATUS_OK {
+            return None;
+        }
+        let is_here = attr.bell.is_null();
+        let bell =
+            NonNull::new(attr.bell.cast_mut()).or_else(|| Bell::process().ok().map(Bell::words))?;
+        // SAFETY: the words live as long as the channel, or for ever; they are only read
+        // atomically.
+        let barrier = unsafe { AtomicU32::from_ptr(&raw mut (*bell.as_ptr()).barrier) };
+        Some(Peer {
+            lines: NonNull::new(attr.lines)?,
+            notifies: attr.notifies,
+            bell,
+            is_here,
+            state: NonNull::new(attr.state.cast_mut())?,
+            fence: Often::against(barrier.load(Ordering::Acquire) == 1),
+        })
     }
 
     /// Whether everything accepted is visible at the peer.
@@ -437,6 +547,48 @@ impl Drop for ChannelInner {
     }
 }
 
+impl Peer {
+    #[inline]
+    fn works(&self) -> bool {
+        // SAFETY: the word lives as long as the channel and is only accessed atomically.
+        let state = unsafe { AtomicI32::from_ptr(self.state.as_ptr()) };
+        state.load(Ordering::Relaxed) == abi::STATUS_OK
+    }
+
+    /// `notify` is one of the peer's.
+    #[inline]
+    fn record(&self, notify: u32, fingerprint: [u64; 2]) {
+        debug_assert!(notify < self.notifies);
+        // SAFETY: inside the peer's lines, which live as long as the channel.
+        let line = unsafe { self.lines.as_ptr().add(notify as usize) };
+        if fingerprint != [0; 2] {
+            for (half, value) in fingerprint.into_iter().enumerate() {
+                // SAFETY: as above; the words are only accessed atomically.
+                unsafe { AtomicU64::from_ptr(&raw mut (*line).fingerprint[half]) }
+                    .store(value, Ordering::Relaxed);
+            }
+        }
+        // SAFETY: as above.
+        let count = unsafe { AtomicU64::from_ptr(&raw mut (*line).count) };
+        // One recorder: nobody else changes it.
+        let records = count.load(Ordering::Relaxed);
+        count.store(records.wrapping_add(1), Ordering::Release);
+    }
+
+    #[inline]
+    fn somebody_sleeps(&self) -> bool {
+        // SAFETY: the words live as long as the channel, or for ever, and are only accessed
+        // atomically.
+        let [sleepers, pollers] = unsafe {
+            [
+                AtomicU32::from_ptr(&raw mut (*self.bell.as_ptr()).sleepers),
+                AtomicU32::from_ptr(&raw mut (*self.bell.as_ptr()).pollers),
+            ]
+        };
+        sleepers.load(Ordering::Relaxed) | pollers.load(Ordering::Relaxed) != 0
+    }
+}
+
 /// A connection on its way.
 #[derive(Debug)]
 pub struct Connecting {
@@ -461,7 +613,10 @@ impl Connecting {
             )
         };
         match plugin.status("connect", status) {
-            Ok(abi::STATUS_OK) => Poll::Ready(Ok(())),
+            Ok(abi::STATUS_OK) => {
+                inner.peer.get_or_init(|| self.channel.map_peer());
+                Poll::Ready(Ok(()))
+            }
             Ok(_) => Poll::Pending,
             Err(error) => Poll::Ready(Err(error)),
         }
@@ -552,8 +707,16 @@ impl NotifyWord {
     /// that is counted here is visible.
     #[must_use]
     pub fn count(&self) -> u64 {
-        // SAFETY: the line lives as long as the channel; the word is only accessed atomically.
-        unsafe { AtomicU64::from_ptr(&raw mut (*self.line.as_ptr()).count) }.load(Ordering::Acquire)
+        // SAFETY: the line lives as long as the channel; the words are only accessed atomically.
+        let [count, served] = unsafe {
+            [
+                AtomicU64::from_ptr(&raw mut (*self.line.as_ptr()).count),
+                AtomicU64::from_ptr(&raw mut (*self.line.as_ptr()).served),
+            ]
+        };
+        count
+            .load(Ordering::Acquire)
+            .wrapping_add(served.load(Ordering::Acquire))
     }
 
     /// Fingerprint of the latest record that carried one.

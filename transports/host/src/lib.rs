@@ -11,6 +11,7 @@
 //! Nothing is ever unloaded: thread-locals of a library keep it alive in ways that no unloader can
 //! see, so a loaded plugin stays until the process ends.
 
+pub mod barrier;
 mod bell;
 mod channel;
 mod device;

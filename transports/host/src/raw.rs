@@ -5,7 +5,7 @@ use std::ffi::{c_char, c_void};
 
 use hcomm_transport_abi::{
     Channel, ChannelAttrV1, CompletionV1, CountersV1, DataOpsV1, DescriptorV1, Device,
-    DeviceAttrV1, Header, HostV1, Import, ImportAttrV1, NotifyLineV1, Region, STATUS_OK,
+    DeviceAttrV1, Header, HostV1, Import, ImportAttrV1, NotifyLineV1, PeerV1, Region, STATUS_OK,
     STATUS_UNSUPPORTED, TransportV1,
 };
 
@@ -107,6 +107,7 @@ filled_table! {
     create_channel: fn(*mut Device, *const ChannelAttrV1, *mut *mut Channel) -> i32;
     local_blob: fn(*mut Channel, *mut u8, u32, *mut u32) -> i32;
     connect: fn(*mut Channel, *const u8, u32) -> i32;
+    map_peer: fn(*mut Channel, *mut PeerV1) -> i32, or no_map_peer;
     destroy_channel: fn(*mut Channel) -> i32;
     counters: fn(*mut Device, *mut CountersV1) -> i32, or no_counters;
     last_error: fn(*mut c_char, u32) -> u32;
@@ -133,6 +134,7 @@ filled_table! {
     check: fn(*mut Channel) -> i32;
     wake_fd: fn(*mut Device) -> i32, or no_wake_fd;
     arm: fn(*mut Device) -> i32, or no_arm;
+    ring: fn(*mut Channel), or no_ring;
 }
 
 unsafe extern "C" fn no_register(
@@ -164,3 +166,9 @@ unsafe extern "C" fn no_wake_fd(_: *mut Device) -> i32 {
 unsafe extern "C" fn no_arm(_: *mut Device) -> i32 {
     STATUS_OK
 }
+
+unsafe extern "C" fn no_map_peer(_: *mut Channel, _: *mut PeerV1) -> i32 {
+    STATUS_UNSUPPORTED
+}
+
+unsafe extern "C" fn no_ring(_: *mut Channel) {}

@@ -25,6 +25,12 @@ pub trait Waiter: Send + Sync + fmt::Debug {
     /// later, so that the caller can look at what rings no bell (deaths, deadlines).
     fn pause(&self, phase: &mut Phase, watch: &mut Watch<'_>) -> Paused;
 
+    /// Looks, of a few nanoseconds each, that a wait may make before its first pause, and that
+    /// count as rounds of the spinning phase. None in a simulation, where nothing changes meanwhile.
+    fn spins(&self) -> u32 {
+        0
+    }
+
     /// Wakes every thread that sleeps in `pause`. Any thread.
     fn wake(&self);
 }
@@ -37,6 +43,17 @@ pub struct Phase {
 }
 
 impl Phase {
+    /// Rounds so far.
+    #[must_use]
+    pub const fn rounds(&self) -> u32 {
+        self.rounds
+    }
+
+    /// Counts looks that were made without a pause.
+    pub const fn add(&mut self, rounds: u32) {
+        self.rounds = self.rounds.saturating_add(rounds);
+    }
+
     /// Back to spinning.
     pub const fn restart(&mut self) {
         self.rounds = 0;
@@ -211,6 +228,10 @@ impl Waiter for SystemWaiter {
         } else {
             self.sleep(watch)
         }
+    }
+
+    fn spins(&self) -> u32 {
+        self.policy.spins
     }
 
     fn wake(&self) {

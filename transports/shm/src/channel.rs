@@ -11,7 +11,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use hcomm_transport_abi::{
-    ChannelOptions, CountersV1, Fault, STATUS_LINK_DOWN, STATUS_NOT_CONNECTED, STATUS_OK,
+    ChannelOptions, CountersV1, Fault, PeerV1, STATUS_LINK_DOWN, STATUS_NOT_CONNECTED, STATUS_OK,
     STATUS_PEER_LOST,
 };
 
@@ -45,8 +45,6 @@ pub(crate) struct ChannelInner {
     device: Arc<DeviceCore>,
     identity: Identity,
     end: Arc<End>,
-    /// [`STATUS_OK`] once connected; otherwise what is wrong.
-    state: AtomicI32,
     link: OnceLock<Link>,
     settled: AtomicBool,
     setup: Mutex<Setup>,
@@ -66,6 +64,8 @@ pub(crate) struct ChannelInner {
 #[derive(Debug)]
 pub(crate) struct End {
     pub(crate) segment: Segment,
+    /// [`STATUS_OK`] once connected; otherwise what is wrong.
+    state: AtomicI32,
     destroyed: AtomicBool,
     /// The end that this one was told to connect with.
     claim: Mutex<Option<Identity>>,
@@ -130,10 +130,10 @@ impl Channel {
             },
             end: Arc::new(End {
                 segment,
+                state: AtomicI32::new(STATUS_NOT_CONNECTED),
                 destroyed: AtomicBool::new(false),
                 claim: Mutex::default(),
             }),
-            state: AtomicI32::new(STATUS_NOT_CONNECTED),
             link: OnceLock::new(),
             settled: AtomicBool::new(false),
             setup: Mutex::default(),
@@ -172,10 +172,15 @@ impl Channel {
         inner.device.remove_channel(inner);
         lock(&inner.setup).give_up(&gone(STATUS_NOT_CONNECTED));
         if let Some(link) = inner.link.get() {
-            if let Side::Other(other) = &link.side {
-                inner.device.unwatch(&other.socket);
-                // Fails only if the peer was faster.
-                let _ = rustix::net::shutdown(&other.socket, rustix::net::Shutdown::Both);
+            match &link.side {
+                Side::Other(other) => {
+                    inner.device.unwatch(&other.socket);
+                    // Fails only if the peer was faster.
+                    let _ = rustix::net::shutdown(&other.socket, rustix::net::Shutdown::Both);
+                }
+                Side::Same(peer) => {
+                    peer.fail(STATUS_PEER_LOST);
+                }
             }
             inner.ring(link);
         }
@@ -211,18 +216,37 @@ impl ChannelInner {
 
     /// The way to the peer while all is well, by what is known without a system call.
     pub(crate) fn usable(&self) -> Result<&Link, i32> {
-        match self.state.load(Ordering::Acquire) {
-            STATUS_OK => {}
-            status => return Err(status),
+        match self.end.state.load(Ordering::Acquire) {
+            STATUS_OK => self.link.get().ok_or(STATUS_NOT_CONNECTED),
+            status => Err(status),
         }
-        let link = self.link.get().ok_or(STATUS_NOT_CONNECTED)?;
-        if let Side::Same(end) = &link.side
-            && end.destroyed.load(Ordering::Acquire)
-        {
-            self.fail(STATUS_PEER_LOST);
-            return Err(STATUS_PEER_LOST);
+    }
+
+    /// For the host's own stores; see [`PeerV1`].
+    pub(crate) fn map_peer(&self) -> Result<PeerV1, Fault> {
+        let link = self.usable().map_err(gone)?;
+        let bell = match &link.side {
+            Side::Same(_) => core::ptr::null(),
+            Side::Other(other) => match &other.bell {
+                Some(bell) => bell.words().as_ptr().cast_const(),
+                None => return Err(Fault::unsupported("the peer has no bell")),
+            },
+        };
+        let segment = link.segment();
+        Ok(PeerV1 {
+            lines: segment.lines().as_ptr(),
+            notifies: segment.notifies(),
+            reserved: 0,
+            bell,
+            state: self.end.state.as_ptr(),
+        })
+    }
+
+    /// Wakes who sleeps at the peer, after the host has recorded by itself.
+    pub(crate) fn ring_peer(&self) {
+        if let Some(link) = self.link.get() {
+            self.ring(link);
         }
-        Ok(link)
     }
 
     /// State of the channel, by asking the system.
@@ -239,13 +263,7 @@ impl ChannelInner {
 
     /// The first failure stays.
     pub(crate) fn fail(&self, status: i32) {
-        let before = [STATUS_OK, STATUS_NOT_CONNECTED];
-        let failed = before.into_iter().any(|state| {
-            self.state
-                .compare_exchange(state, status, Ordering::AcqRel, Ordering::Acquire)
-                .is_ok()
-        });
-        if failed {
+        if self.end.fail(status) {
             if let Some(Link {
                 side: Side::Other(other),
                 ..
@@ -280,12 +298,21 @@ impl ChannelInner {
         let link = Link { peer, side };
         // Two threads may connect one channel at once; the second one finds it done.
         if self.link.set(link).is_ok() {
-            let _ = self.state.compare_exchange(
+            let _ = self.end.state.compare_exchange(
                 STATUS_NOT_CONNECTED,
                 STATUS_OK,
                 Ordering::AcqRel,
                 Ordering::Acquire,
             );
+            // It may have been destroyed before it could tell.
+            if let Some(Link {
+                side: Side::Same(peer),
+                ..
+            }) = self.link.get()
+                && peer.destroyed.load(Ordering::Acquire)
+            {
+                self.fail(STATUS_PEER_LOST);
+            }
             self.settle();
         }
     }
@@ -294,6 +321,18 @@ impl ChannelInner {
         if !self.settled.swap(true, Ordering::AcqRel) {
             self.device.settle_one();
         }
+    }
+}
+
+impl End {
+    /// Whether this was the first failure, which stays.
+    fn fail(&self, status: i32) -> bool {
+        let before = [STATUS_OK, STATUS_NOT_CONNECTED];
+        before.into_iter().any(|state| {
+            self.state
+                .compare_exchange(state, status, Ordering::AcqRel, Ordering::Acquire)
+                .is_ok()
+        })
     }
 }
 

@@ -8,8 +8,8 @@ use std::sync::Mutex;
 
 use hcomm_transport_abi::{
     ChannelOptions, CompletionV1, Connect, CountersV1, DescriptorV1, DeviceAttributes, Fault, Host,
-    Imported, NotifyLineV1, Posted, STATUS_INVALID_ARGUMENT, STATUS_OUT_OF_BOUNDS, Transport,
-    export_transport,
+    Imported, NotifyLineV1, PeerV1, Posted, STATUS_INVALID_ARGUMENT, STATUS_OUT_OF_BOUNDS,
+    Transport, export_transport,
 };
 
 use crate::channel::Channel;
@@ -108,6 +108,10 @@ impl Transport for Shm {
         channel.connect(peer)
     }
 
+    fn map_peer(channel: &Channel) -> Result<PeerV1, Fault> {
+        channel.inner.map_peer()
+    }
+
     fn destroy_channel(channel: &Channel) {
         channel.destroy();
     }
@@ -142,6 +146,10 @@ impl Transport for Shm {
 
     fn wake_fd(device: &Device) -> Option<i32> {
         device.core.wake_fd()
+    }
+
+    fn ring(channel: &Channel) {
+        channel.inner.ring_peer();
     }
 }
 

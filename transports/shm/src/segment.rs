@@ -28,6 +28,10 @@ pub(crate) const PIECE_BYTES: u64 = 8192;
 const PAGE_BYTES: usize = 4096;
 const SLOT_WORDS: usize = 16;
 
+/// Words of a notify line, see [`NotifyLineV1`].
+const COUNT: usize = 0;
+const SERVED: usize = 3;
+
 const TAIL: usize = 0;
 const HEAD: usize = 8;
 const MAIL: usize = 16;
@@ -91,7 +95,18 @@ impl Segment {
     }
 
     /// Adds one to notify `index`, the fingerprint before it. `false` if there is no such index.
+    /// For the peer's side: the one that does not wait there.
     pub(crate) fn record(&self, index: u32, fingerprint: [u64; 2]) -> bool {
+        self.add_one(index, COUNT, fingerprint)
+    }
+
+    /// The same on behalf of the peer, for the side that waits.
+    pub(crate) fn record_served(&self, index: u32, fingerprint: [u64; 2]) -> bool {
+        self.add_one(index, SERVED, fingerprint)
+    }
+
+    /// Each word has one writer, so two steps are as good as an atomic one.
+    fn add_one(&self, index: u32, word: usize, fingerprint: [u64; 2]) -> bool {
         if index >= self.notifies {
             return false;
         }
@@ -100,8 +115,18 @@ impl Segment {
             self.word(line + 1).store(fingerprint[0], Ordering::Relaxed);
             self.word(line + 2).store(fingerprint[1], Ordering::Relaxed);
         }
-        self.word(line).fetch_add(1, Ordering::Release);
+        let word = self.word(line + word);
+        let records = word.load(Ordering::Relaxed);
+        word.store(records.wrapping_add(1), Ordering::Release);
         true
+    }
+
+    /// The first notify line.
+    pub(crate) fn lines(&self) -> NonNull<NotifyLineV1> {
+        let at = line_word(0) * 8;
+        // Inside the mapping, or just behind it if there are no lines.
+        let first = self.mapping.address().as_ptr().wrapping_add(at).cast();
+        NonNull::new(first).unwrap_or(NonNull::dangling())
     }
 
     /// Entries put in.

@@ -449,7 +449,7 @@ fn apply(
             _ => return Err(STATUS_INVALID_ARGUMENT),
         }
     }
-    if notify && own.record(entry.notify, entry.fingerprint) {
+    if notify && own.record_served(entry.notify, entry.fingerprint) {
         served.notifies += 1;
     }
     Ok(())

@@ -7,7 +7,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
-use hcomm_transport_abi::{Host, STATUS_INVALID_ARGUMENT};
+use hcomm_transport_abi::{BellV1, Host, STATUS_INVALID_ARGUMENT};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 use rustix::thread::futex;
@@ -225,6 +225,14 @@ impl PeerBell {
             first: offset / 4,
             event,
         })
+    }
+
+    /// The words.
+    pub(crate) fn words(&self) -> NonNull<BellV1> {
+        let at = self.first * 4;
+        // Inside the mapping, as `new` has made sure.
+        let words = self.page.address().as_ptr().wrapping_add(at).cast();
+        NonNull::new(words).unwrap_or(NonNull::dangling())
     }
 
     /// Wakes whoever sleeps there: two loads if nobody does.
