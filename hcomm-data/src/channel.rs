@@ -29,6 +29,9 @@ struct Inner {
 struct Notify {
     word: NotifyWord,
     taken: AtomicU64,
+    /// Records that were there at the last look at the word, which the peer writes: what is known
+    /// already costs no look, and a recorder that is ahead keeps its cache line.
+    seen: AtomicU64,
 }
 
 /// Descriptors on their way: how many were posted, and the lane that counts how many completed.
@@ -48,6 +51,7 @@ impl Channel {
                 transport.notify(index).map(|word| Notify {
                     word,
                     taken: AtomicU64::new(0),
+                    seen: AtomicU64::new(0),
                 })
             })
             .collect::<Result<_>>()?;
@@ -112,11 +116,24 @@ impl Channel {
         let notify = self.notify(index).map_err(|e| self.failure(e))?;
         // One waiter: nobody else changes it.
         let taken = notify.taken.load(Ordering::Relaxed);
-        if notify.word.count() <= taken {
+        if !notify.is_beyond(taken) {
             return Ok(false);
         }
         notify.taken.store(taken + 1, Ordering::Relaxed);
         Ok(true)
+    }
+
+    /// Whether a wait for notify `index` would end: by a record, or because there is no such
+    /// notify.
+    pub(crate) fn has_arrived(&self, index: u32) -> bool {
+        self.notify(index).map_or(true, |notify| {
+            notify.is_beyond(notify.taken.load(Ordering::Relaxed))
+        })
+    }
+
+    /// Whether nothing that was posted is unfinished.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.0.writes.is_complete() && self.0.reads.is_complete()
     }
 
     /// Notes that a record was accepted by the transport.
@@ -193,6 +210,19 @@ impl fmt::Debug for Channel {
     }
 }
 
+impl Notify {
+    /// Whether more than `taken` records have arrived.
+    fn is_beyond(&self, taken: u64) -> bool {
+        // Seen by the one waiter: what came before those records was seen then.
+        if self.seen.load(Ordering::Relaxed) > taken {
+            return true;
+        }
+        let count = self.word.count();
+        self.seen.store(count, Ordering::Relaxed);
+        count > taken
+    }
+}
+
 impl Outgoing {
     pub(crate) const fn lane(&self) -> &Lane {
         &self.lane
@@ -211,6 +241,7 @@ impl Outgoing {
     /// Whether everything posted has completed. Completions come in any order, so only all of
     /// them say something about one.
     pub(crate) fn is_complete(&self) -> bool {
-        self.lane.completed() >= self.posted.load(Ordering::Acquire)
+        let posted = self.posted.load(Ordering::Acquire);
+        posted == 0 || self.lane.completed() >= posted
     }
 }

@@ -4,7 +4,7 @@
 //! whatever communicator they belong to: so a wait that was queued before its record runs when
 //! the record has been made, by the same OS thread or by another.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -14,12 +14,11 @@ use hcomm_types::{Deadline, Error, ErrorKind, Nanos};
 use smallvec::SmallVec;
 
 use crate::domain::DomainInner;
+use crate::owned::Guard;
 use crate::queue::{Queue, State};
 
 /// What one OS thread drives.
 struct Here {
-    /// Its number, from 1.
-    number: u64,
     /// Queues with something left to do.
     busy: RefCell<Vec<Arc<Queue>>>,
     /// Domains of all queues that had their home here: their devices are moved on.
@@ -27,30 +26,46 @@ struct Here {
 }
 
 thread_local! {
-    static HERE: Here = {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
-        Here {
-            number: NEXT.fetch_add(1, Ordering::Relaxed),
-            busy: RefCell::new(Vec::with_capacity(64)),
-            domains: RefCell::new(Vec::new()),
-        }
+    static HERE: Here = Here {
+        busy: RefCell::new(Vec::with_capacity(64)),
+        domains: RefCell::new(Vec::new()),
     };
+    /// Number of this OS thread, from 1; 0 until it is asked for.
+    static NUMBER: Cell<u64> = const { Cell::new(0) };
+    /// How many queues are on the list.
+    static LISTED: Cell<usize> = const { Cell::new(0) };
+    /// Waits that ended before the devices had their turn, in a row.
+    static SHORT_WAITS: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Number of this OS thread.
+/// Number of this OS thread; never that of another one, also of one that has ended.
+#[inline]
 pub(crate) fn here() -> u64 {
-    HERE.with(|here| here.number)
+    let number = NUMBER.get();
+    if number == 0 { first_number() } else { number }
+}
+
+#[cold]
+fn first_number() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    NUMBER.set(number);
+    number
+}
+
+/// How many queues of this OS thread have something left to do.
+#[inline]
+pub(crate) fn listed() -> usize {
+    LISTED.get()
 }
 
 /// Makes this OS thread the home of a queue.
-pub(crate) fn adopt(queue: &Arc<Queue>, state: &mut State) {
+#[cold]
+pub(crate) fn adopt(queue: &Arc<Queue>, state: &mut Guard<'_, State>) {
+    state.own(here());
+    queue.home.store(here(), Ordering::Relaxed);
+    state.is_listed = false;
     HERE.with(|here| {
-        // Changed only under the queue's lock, which is ours: no need to swap.
-        if queue.home.load(Ordering::Relaxed) == here.number {
-            return;
-        }
-        queue.home.store(here.number, Ordering::Relaxed);
-        state.is_listed = false;
         let mut domains = here.domains.borrow_mut();
         domains.retain(|known| known.strong_count() > 0);
         if !domains
@@ -64,19 +79,22 @@ pub(crate) fn adopt(queue: &Arc<Queue>, state: &mut State) {
 
 /// Puts a queue on the list of its home, which is this OS thread.
 pub(crate) fn list(queue: &Arc<Queue>) {
-    HERE.with(|here| here.busy.borrow_mut().push(Arc::clone(queue)));
+    HERE.with(|here| {
+        let mut busy = here.busy.borrow_mut();
+        busy.push(Arc::clone(queue));
+        LISTED.set(busy.len());
+    });
 }
 
-/// After a submission to `queue`: what it did may be what others here wait for.
-pub(crate) fn drive_others(queue: &Arc<Queue>) {
-    let others = HERE.with(|here| {
-        here.busy
-            .borrow()
-            .iter()
-            .any(|busy| !Arc::ptr_eq(busy, queue))
-    });
-    if others {
-        drive_queues();
+/// Notes a wait that ended before the devices had their turn. Now and then they get it all the
+/// same: peers may wait for what only this side can do.
+#[inline]
+pub(crate) fn note_short_wait() {
+    const IN_A_ROW: u32 = 32;
+    let waits = SHORT_WAITS.get() + 1;
+    SHORT_WAITS.set(waits);
+    if waits >= IN_A_ROW {
+        progress_here();
     }
 }
 
@@ -85,15 +103,17 @@ pub(crate) fn drive_queues() -> bool {
     HERE.with(|here| {
         // Taken out while it is used: tasks call plugins and the layer above, which may submit.
         let mut busy = std::mem::take(&mut *here.busy.borrow_mut());
+        LISTED.set(0);
         let mut happened = false;
+        let number = self::here();
         loop {
             let mut again = false;
             busy.retain(|queue| {
                 let Some(mut state) = queue.try_lock() else {
                     // Somebody else is at it: stays if it stays ours.
-                    return queue.home.load(Ordering::Relaxed) == here.number;
+                    return queue.home.load(Ordering::Relaxed) == number;
                 };
-                if queue.home.load(Ordering::Relaxed) != here.number {
+                if queue.home.load(Ordering::Relaxed) != number {
                     return false;
                 }
                 again |= state.advance(queue);
@@ -107,6 +127,7 @@ pub(crate) fn drive_queues() -> bool {
         }
         let mut list = here.busy.borrow_mut();
         busy.append(&mut list);
+        LISTED.set(busy.len());
         *list = busy;
         happened
     })
@@ -117,8 +138,10 @@ pub(crate) struct Wait<'a, Q> {
     /// The queues that are waited for. Driven even when their home is another OS thread.
     queues: Q,
     domain: &'a DomainInner,
-    deadline: Deadline,
-    began: Nanos,
+    timeout: Option<Duration>,
+    /// When the first look has found nothing, and when it has to end: most waits are over before
+    /// they would have to ask the clock.
+    times: Option<(Nanos, Deadline)>,
     phase: Phase,
     rounds: u32,
     devices: SmallVec<[Device; 4]>,
@@ -135,12 +158,11 @@ where
     Q: Iterator<Item = &'a Arc<Queue>> + Clone,
 {
     pub(crate) fn new(queues: Q, domain: &'a DomainInner, timeout: Option<Duration>) -> Self {
-        let began = domain.waiter().now();
         Self {
             queues,
             domain,
-            deadline: Deadline::after(began, timeout.unwrap_or_else(|| domain.timeout())),
-            began,
+            timeout,
+            times: None,
             phase: Phase::default(),
             rounds: 0,
             devices: SmallVec::new(),
@@ -154,11 +176,48 @@ where
             if let Some(result) = done() {
                 return Ok(result);
             }
-            if let Err(late) = self.round(happened) {
+            if !happened && self.look_closely() {
+                note_short_wait();
+            } else if let Err(late) = self.round(happened) {
                 // What the last round has found counts more than the clock.
                 return done().ok_or(late);
             }
         }
+    }
+
+    /// Looks for a short time at nothing but the queues that are waited for, if nothing else of
+    /// this OS thread is under way. Returns whether one of them would go on.
+    fn look_closely(&mut self) -> bool {
+        /// Looks without a pause between them: what comes from a core nearby comes within these.
+        const CLOSE: u32 = 64;
+        /// Few enough that peers who need this side's devices hardly notice.
+        const LOOKS: u32 = 256;
+        if self.phase.rounds() + LOOKS > self.domain.waiter().spins() || !self.is_alone() {
+            return false;
+        }
+        for look in 0..LOOKS {
+            if self.would_advance() {
+                return true;
+            }
+            if look >= CLOSE {
+                std::hint::spin_loop();
+            }
+        }
+        self.phase.add(LOOKS);
+        false
+    }
+
+    fn is_alone(&self) -> bool {
+        HERE.with(|here| {
+            here.busy
+                .borrow()
+                .iter()
+                .all(|busy| self.queues.clone().any(|queue| Arc::ptr_eq(busy, queue)))
+        })
+    }
+
+    fn would_advance(&self) -> bool {
+        self.queues.clone().any(would_advance)
     }
 
     /// Runs what can run.
@@ -183,6 +242,7 @@ where
         if self.rounds == 0 {
             collect_devices(&mut self.devices);
         }
+        SHORT_WAITS.set(0);
         self.rounds = self.rounds.wrapping_add(1);
         happened |= progress(&self.devices);
         let mut look_at_clock = self.rounds.is_multiple_of(ROUNDS_A_LOOK);
@@ -201,26 +261,33 @@ where
         }
         if look_at_clock {
             let now = self.domain.waiter().now();
-            if self.deadline.passed(now) {
+            let (began, deadline) = self.times();
+            if deadline.passed(now) {
                 return Err(TimedOut {
-                    elapsed: now.since(self.began),
+                    elapsed: now.since(began),
                 });
             }
         }
         Ok(())
     }
 
+    fn times(&mut self) -> (Nanos, Deadline) {
+        let domain = self.domain;
+        let timeout = self.timeout;
+        *self.times.get_or_insert_with(|| {
+            let began = domain.waiter().now();
+            let timeout = timeout.unwrap_or_else(|| domain.timeout());
+            (began, Deadline::after(began, timeout))
+        })
+    }
+
     fn pause(&mut self) -> Paused {
+        let (_, until) = self.times();
         let devices = &self.devices;
         let queues = &self.queues;
         let mut look = || {
-            let would = |queue: &Arc<Queue>| {
-                queue
-                    .try_lock()
-                    .is_none_or(|state| state.would_advance(queue))
-            };
-            queues.clone().any(would)
-                || HERE.with(|here| here.busy.borrow().iter().any(would))
+            queues.clone().any(would_advance)
+                || HERE.with(|here| here.busy.borrow().iter().any(would_advance))
                 // Completions are seen only by asking; what it finds is looked at in the next
                 // round.
                 || progress(devices)
@@ -228,7 +295,7 @@ where
         self.domain.waiter().pause(
             &mut self.phase,
             &mut Watch {
-                until: self.deadline,
+                until,
                 interests: &[],
                 devices,
                 look: &mut look,
@@ -268,8 +335,15 @@ where
     }
 }
 
+fn would_advance(queue: &Arc<Queue>) -> bool {
+    queue
+        .try_lock()
+        .is_none_or(|state| state.would_advance(queue))
+}
+
 /// Moves all devices in use by this OS thread on, once.
 pub(crate) fn progress_here() -> bool {
+    SHORT_WAITS.set(0);
     let mut devices = SmallVec::new();
     collect_devices(&mut devices);
     progress(&devices)

@@ -104,6 +104,8 @@ mod driver;
 mod failure;
 #[allow(unsafe_code)]
 mod memory;
+#[allow(unsafe_code)]
+mod owned;
 mod program;
 mod queue;
 #[allow(unsafe_code)]

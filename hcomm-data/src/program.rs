@@ -354,6 +354,22 @@ impl fmt::Debug for Program {
 }
 
 impl Op {
+    /// The link that it uses, if it uses one.
+    pub(crate) const fn link(&self) -> Option<u16> {
+        match *self {
+            Self::Write { link, .. }
+            | Self::Read { link, .. }
+            | Self::WriteReduce { link, .. }
+            | Self::ReadReduce { link, .. }
+            | Self::Record { link, .. }
+            | Self::Wait { link, .. } => Some(link),
+            Self::Copy { .. }
+            | Self::Reduce { .. }
+            | Self::ThreadRecord { .. }
+            | Self::ThreadWait { .. } => None,
+        }
+    }
+
     /// The link on which it records, if it does.
     const fn records_on(&self) -> Option<u16> {
         match *self {

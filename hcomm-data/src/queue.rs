@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use hcomm_types::{Error, Result};
 use smallvec::SmallVec;
@@ -12,7 +12,8 @@ use crate::domain::DomainInner;
 use crate::driver;
 use crate::failure::Failure;
 use crate::memory::Loan;
-use crate::runner::{Reason, Runner, no_thread_notify};
+use crate::owned::{Guard, Owned};
+use crate::runner::{Runner, no_thread_notify};
 use crate::work::{Run, RunBuffers, Task, Work};
 
 /// Room for tasks before a queue has to grow.
@@ -24,7 +25,7 @@ pub(crate) struct Queue {
     notifies: Box<[AtomicU64]>,
     /// Number of the OS thread that drives it.
     pub(crate) home: AtomicU64,
-    state: Mutex<State>,
+    state: Owned<State>,
     /// The loan of blocking runs, kept for the next one.
     pub(crate) loan: Mutex<Option<Arc<Loan>>>,
 }
@@ -49,7 +50,7 @@ impl Queue {
             domain,
             notifies: (0..notifies).map(|_| AtomicU64::new(0)).collect(),
             home: AtomicU64::new(0),
-            state: Mutex::new(State {
+            state: Owned::new(State {
                 tasks: VecDeque::with_capacity(ROOM),
                 runner,
                 poison: None,
@@ -65,16 +66,12 @@ impl Queue {
         self.notifies.len()
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn lock(&self) -> Guard<'_, State> {
+        self.state.lock(driver::here())
     }
 
-    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, State>> {
-        match self.state.try_lock() {
-            Ok(state) => Some(state),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
+    pub(crate) fn try_lock(&self) -> Option<Guard<'_, State>> {
+        self.state.try_lock(driver::here())
     }
 
     /// Adds one to a notify of this queue, and wakes its driver if that is another OS thread.
@@ -92,27 +89,53 @@ impl Queue {
 
     /// Submits one task: it runs at once if nothing before it is left, and is queued where that
     /// cannot be.
+    #[inline]
     pub(crate) fn submit(
         self: &Arc<Self>,
         work: Work<'_>,
         task: impl FnOnce() -> Task,
     ) -> Result<()> {
-        let result = {
-            let mut state = self.open(work.channel())?;
-            if state.tasks.is_empty() {
-                match state.runner.step(work, &self.notifies) {
-                    Ok(true) => state.runner.next(),
-                    Ok(false) => state.tasks.push_back(task()),
-                    Err(failure) => state.fail(&self.domain, failure),
-                }
-            } else {
-                state.tasks.push_back(task());
-                state.advance(self);
+        let mut state = self.open(work.channel())?;
+        if state.tasks.is_empty() {
+            match state.runner.step(work, &self.notifies) {
+                Ok(true) => state.runner.next(),
+                Ok(false) => state.tasks.push_back(task()),
+                Err(failure) => state.fail(&self.domain, failure),
             }
-            self.leave(state)
-        };
-        driver::drive_others(self);
-        result
+        } else {
+            state.tasks.push_back(task());
+            state.advance(self);
+        }
+        self.leave(state)
+    }
+
+    /// Takes a record of a channel's notify if nothing before it is left, nothing else of this OS
+    /// thread is under way, and the record is there or comes within a short time: then there is
+    /// nothing to queue.
+    pub(crate) fn take_soon(self: &Arc<Self>, channel: &Channel, notify: u32) -> Result<bool> {
+        /// Looks without a pause between them: a record of a core nearby comes within these.
+        const CLOSE: u32 = 64;
+        const LOOKS: u32 = 512;
+        let mut state = self.open(Some(channel))?;
+        if state.is_busy() || driver::listed() > 0 {
+            return Ok(false);
+        }
+        for look in 0..self.domain.waiter().spins().clamp(1, LOOKS) {
+            match channel.take(notify) {
+                Ok(true) => {
+                    drop(state);
+                    driver::note_short_wait();
+                    return Ok(true);
+                }
+                Ok(false) if look < CLOSE => {}
+                Ok(false) => std::hint::spin_loop(),
+                Err(failure) => {
+                    state.fail(&self.domain, failure);
+                    return self.leave(state).map(|()| false);
+                }
+            }
+        }
+        Ok(false)
     }
 
     /// Submits a batch of `count` tasks of one channel.
@@ -123,36 +146,32 @@ impl Queue {
         work: impl Fn(usize) -> Work<'a>,
         task: impl Fn(usize) -> Task,
     ) -> Result<()> {
-        let result = {
-            let mut state = self.open(Some(channel))?;
-            let is_first = state.tasks.is_empty();
-            let done = if is_first {
-                let get = |index| Some(work(index));
-                match state.runner.batch(channel, count, &self.notifies, get) {
-                    Ok(true) => {
-                        state.runner.next();
-                        true
-                    }
-                    Ok(false) => false,
-                    Err(failure) => {
-                        state.fail(&self.domain, failure);
-                        true
-                    }
+        let mut state = self.open(Some(channel))?;
+        let is_first = state.tasks.is_empty();
+        let done = if is_first {
+            let get = |index| Some(work(index));
+            match state.runner.batch(channel, count, &self.notifies, get) {
+                Ok(true) => {
+                    state.runner.next();
+                    true
                 }
-            } else {
-                false
-            };
-            if !done {
-                state.tasks.push_back(Task::Batch(count));
-                state.tasks.extend((0..count).map(task));
-                if !is_first {
-                    state.advance(self);
+                Ok(false) => false,
+                Err(failure) => {
+                    state.fail(&self.domain, failure);
+                    true
                 }
             }
-            self.leave(state)
+        } else {
+            false
         };
-        driver::drive_others(self);
-        result
+        if !done {
+            state.tasks.push_back(Task::Batch(count));
+            state.tasks.extend((0..count).map(task));
+            if !is_first {
+                state.advance(self);
+            }
+        }
+        self.leave(state)
     }
 
     /// Submits a part of a program.
@@ -163,7 +182,8 @@ impl Queue {
         }
         state.tasks.push_back(Task::Run(run));
         state.advance(self);
-        self.leave(state)
+        self.list_if_busy(&mut state);
+        state.result()
     }
 
     /// Makes this OS thread its home: what is left of it is driven here from now on. Returns
@@ -175,7 +195,8 @@ impl Queue {
         let mut state = self.open(None)?;
         state.settle(&self.domain);
         let idle = !state.is_busy();
-        self.leave(state).map(|()| idle)
+        self.list_if_busy(&mut state);
+        state.result().map(|()| idle)
     }
 
     /// The cause of failure of this queue or its domain.
@@ -249,9 +270,13 @@ impl Queue {
     }
 
     /// Locks it for a submission from this OS thread, which becomes its home.
-    fn open(self: &Arc<Self>, channel: Option<&Channel>) -> Result<MutexGuard<'_, State>> {
-        let mut state = self.lock();
-        driver::adopt(self, &mut state);
+    #[inline]
+    fn open(self: &Arc<Self>, channel: Option<&Channel>) -> Result<Guard<'_, State>> {
+        let here = driver::here();
+        let mut state = self.state.lock(here);
+        if self.home.load(Ordering::Relaxed) != here {
+            driver::adopt(self, &mut state);
+        }
         if let Some(cause) = self.domain.aborted() {
             state.poison(&self.domain, cause.clone());
         }
@@ -264,15 +289,20 @@ impl Queue {
         Ok(state)
     }
 
-    /// The end of a submission.
-    fn leave(self: &Arc<Self>, mut state: MutexGuard<'_, State>) -> Result<()> {
+    /// The end of a submission: what it did may be what others of this OS thread wait for.
+    #[inline]
+    fn leave(self: &Arc<Self>, mut state: Guard<'_, State>) -> Result<()> {
         self.list_if_busy(&mut state);
-        match &state.poison {
-            Some(cause) => Err(cause.clone()),
-            None => Ok(()),
+        let result = state.result();
+        let own = usize::from(state.is_listed);
+        drop(state);
+        if driver::listed() > own {
+            driver::drive_queues();
         }
+        result
     }
 
+    #[inline]
     fn list_if_busy(self: &Arc<Self>, state: &mut State) {
         if state.is_busy() && !state.is_listed {
             state.is_listed = true;
@@ -352,7 +382,29 @@ impl State {
     /// Whether [`State::advance`] would do something.
     pub(crate) fn would_advance(&self, queue: &Queue) -> bool {
         (self.poison.is_none() && queue.domain.aborted().is_some())
-            || self.runner.would_move(&queue.notifies)
+            || self
+                .runner
+                .would_move(self.waited_channel(), &queue.notifies)
+    }
+
+    /// The channel for which the task at the head waits, if it waits for one.
+    fn waited_channel(&self) -> Option<&Channel> {
+        if !self.runner.reason()?.concerns_channel() {
+            return None;
+        }
+        match self.tasks.front()? {
+            Task::Batch(_) => self.tasks.get(1)?.channel(),
+            Task::Run(run) => run.channel(self.runner.index()),
+            task => task.channel(),
+        }
+    }
+
+    #[inline]
+    fn result(&self) -> Result<()> {
+        match &self.poison {
+            Some(cause) => Err(cause.clone()),
+            None => Ok(()),
+        }
     }
 
     /// Whether something is queued or posted.
@@ -364,13 +416,12 @@ impl State {
     /// arrived that would let the queue go on.
     pub(crate) fn check_channels(&mut self, queue: &Queue) {
         let flying = self.runner.in_flight.check();
-        let waiting = match self.runner.reason().and_then(Reason::channel) {
-            Some(channel) if !self.tasks.is_empty() => channel
+        let waiting = self.waited_channel().map_or(Ok(()), |channel| {
+            channel
                 .transport()
                 .check()
-                .map_err(|error| channel.failure(error)),
-            _ => Ok(()),
-        };
+                .map_err(|error| channel.failure(error))
+        });
         if let Err(failure) = flying {
             // What was posted is lost.
             self.fail(&queue.domain, failure);
@@ -409,7 +460,7 @@ impl State {
     /// What the task at the head waits for, in words, and the label of the peer.
     pub(crate) fn describe(&self) -> (String, Option<u32>) {
         let reason = self.runner.reason();
-        let label = reason.and_then(Reason::channel).map(Channel::label);
+        let label = self.waited_channel().map(Channel::label);
         let task = match self.tasks.front() {
             None => "nothing".to_owned(),
             Some(Task::Batch(count)) => {

@@ -45,45 +45,33 @@ struct Progress {
     posted: u64,
 }
 
-/// Why a task waits.
+/// Why a task waits. Those that concern a channel mean the channel of the task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reason {
     /// For a record of the peer.
-    Notify(Channel, u32),
+    Notify(u32),
     /// For a record of another thread.
     ThreadNotify(u32),
     /// For the completion of what was posted.
     Completions,
     /// For room in the transport's queue.
-    Room(Channel),
+    Room,
     /// For visibility at the peer.
-    Flush(Channel),
+    Flush,
 }
 
 impl Reason {
-    pub(crate) const fn channel(&self) -> Option<&Channel> {
-        match self {
-            Self::Notify(channel, _) | Self::Room(channel) | Self::Flush(channel) => Some(channel),
-            Self::ThreadNotify(_) | Self::Completions => None,
-        }
+    pub(crate) const fn concerns_channel(self) -> bool {
+        matches!(self, Self::Notify(_) | Self::Room | Self::Flush)
     }
 
-    pub(crate) fn describe(&self) -> String {
+    pub(crate) fn describe(self) -> String {
         match self {
-            Self::Notify(_, notify) => format!("notify {notify} of the peer"),
+            Self::Notify(notify) => format!("notify {notify} of the peer"),
             Self::ThreadNotify(notify) => format!("notify {notify} of another thread"),
             Self::Completions => "the completion of posted transfers".to_owned(),
-            Self::Room(_) => "room in the send queue of the link".to_owned(),
-            Self::Flush(_) => "visibility at the peer".to_owned(),
-        }
-    }
-
-    fn is(&self, other: &Self) -> bool {
-        match (self, other) {
-            (Self::Notify(a, x), Self::Notify(b, y)) => a.is(b) && x == y,
-            (Self::ThreadNotify(x), Self::ThreadNotify(y)) => x == y,
-            (Self::Completions, Self::Completions) => true,
-            (Self::Room(a), Self::Room(b)) | (Self::Flush(a), Self::Flush(b)) => a.is(b),
-            _ => false,
+            Self::Room => "room in the send queue of the link".to_owned(),
+            Self::Flush => "visibility at the peer".to_owned(),
         }
     }
 }
@@ -104,8 +92,8 @@ impl Runner {
     }
 
     /// Why the task at the head waits.
-    pub(crate) const fn reason(&self) -> Option<&Reason> {
-        self.reason.as_ref()
+    pub(crate) const fn reason(&self) -> Option<Reason> {
+        self.reason
     }
 
     /// How many tasks of the batch or program at the head are done.
@@ -125,25 +113,23 @@ impl Runner {
         self.reason = None;
     }
 
-    /// Whether the task at the head would go on, without going on.
-    pub(crate) fn would_move(&self, own: &[AtomicU64]) -> bool {
+    /// Whether the task at the head, of that channel, would go on, without going on.
+    pub(crate) fn would_move(&self, channel: Option<&Channel>, own: &[AtomicU64]) -> bool {
         if self.in_flight.has_news() {
             return true;
         }
-        match &self.reason {
-            None => false,
+        match (self.reason, channel) {
+            (None | Some(Reason::Room), _) => false,
             // A wait for what is not there ends in an error: worth a step.
-            Some(Reason::Notify(channel, notify)) => {
-                channel.arrived(*notify).map_or(true, |records| records > 0)
-            }
-            Some(Reason::ThreadNotify(notify)) => {
-                let notify = *notify as usize;
+            (Some(Reason::Notify(notify)), Some(channel)) => channel.has_arrived(notify),
+            (Some(Reason::ThreadNotify(notify)), _) => {
+                let notify = notify as usize;
                 own.get(notify)
                     .is_none_or(|count| count.load(Ordering::Acquire) > self.taken[notify])
             }
-            Some(Reason::Completions) => self.in_flight.is_idle(),
-            Some(Reason::Room(_)) => false,
-            Some(Reason::Flush(channel)) => channel.transport().flush().unwrap_or(true),
+            (Some(Reason::Completions), _) => self.in_flight.is_idle(),
+            (Some(Reason::Flush), Some(channel)) => channel.transport().flush().unwrap_or(true),
+            (Some(Reason::Notify(_) | Reason::Flush), None) => true,
         }
     }
 
@@ -202,7 +188,7 @@ impl Runner {
                 if channel.take(notify)? {
                     return Ok(true);
                 }
-                self.wait_for(Reason::Notify(channel.clone(), notify))
+                self.wait_for(Reason::Notify(notify))
             }
             Work::RecordThread { queue, notify } => {
                 if !self.in_flight.is_empty()? {
@@ -253,7 +239,7 @@ impl Runner {
                 {
                     return Ok(true);
                 }
-                self.wait_for(Reason::Flush(channel.clone()))
+                self.wait_for(Reason::Flush)
             }
             Work::Drain => {
                 if self.in_flight.is_empty()? {
@@ -332,7 +318,7 @@ impl Runner {
             self.index += accepted;
             self.moved |= accepted > 0;
             if accepted < list.len() {
-                return self.wait_for(Reason::Room(channel.clone()));
+                return self.wait_for(Reason::Room);
             }
         }
         Ok(true)
@@ -480,12 +466,17 @@ impl Runner {
         if !self.in_flight.has_no_reads()? {
             return self.wait_for(Reason::Completions);
         }
+        // Mostly a store of ours. Behind something posted it goes the same way, to keep its place.
+        if channel.is_quiet() && channel.transport().record(notify, fingerprint) {
+            channel.recorded();
+            return Ok(true);
+        }
         let transfer = Transfer::Notify {
             notify,
             fingerprint,
         };
         match self.in_flight.post(channel, &[transfer]) {
-            Ok(0) => return self.wait_for(Reason::Room(channel.clone())),
+            Ok(0) => return self.wait_for(Reason::Room),
             Ok(_) => channel.recorded(),
             // Whoever left in good order waits for nothing any more. Its last message may well be
             // taken, and answered, after it is gone.
@@ -515,7 +506,7 @@ impl Runner {
                 is_last: left <= most,
             };
             if self.in_flight.post(channel, &[make(piece)?])? == 0 {
-                return self.wait_for(Reason::Room(channel.clone()));
+                return self.wait_for(Reason::Room);
             }
             self.at.posted += piece.bytes;
             self.moved = true;
@@ -524,10 +515,7 @@ impl Runner {
     }
 
     fn wait_for(&mut self, reason: Reason) -> Done {
-        // Looked at in every round of a spin: leave it where it is if it is the same.
-        if !self.reason.as_ref().is_some_and(|known| known.is(&reason)) {
-            self.reason = Some(reason);
-        }
+        self.reason = Some(reason);
         Ok(false)
     }
 }

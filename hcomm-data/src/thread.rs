@@ -261,6 +261,26 @@ impl Thread {
             .submit(work, || Task::Wait(channel.clone(), notify))
     }
 
+    /// [`Thread::wait`] and [`Thread::synchronize`] in one call: returns when the record was taken
+    /// and everything before it is done. The quickest way to react to a peer: nothing is queued
+    /// if the record comes soon.
+    ///
+    /// # Errors
+    /// Those of the two.
+    pub fn wait_blocking(
+        &self,
+        channel: &Channel,
+        notify: u32,
+        timeout: Option<Duration>,
+    ) -> Result<()> {
+        channel.check_wait(notify)?;
+        if self.queue.take_soon(channel, notify)? {
+            return Ok(());
+        }
+        self.wait(channel, notify)?;
+        self.synchronize(timeout)
+    }
+
     /// Adds one to notify `notify` of another thread of this process, after everything earlier on
     /// this one.
     ///
@@ -392,7 +412,7 @@ impl Thread {
             team: None,
         };
         self.queue.submit_run(run)?;
-        driver::drive_others(&self.queue);
+        driver::drive_queues();
         Ok(())
     }
 
@@ -418,7 +438,7 @@ impl Thread {
                 output: output.clone(),
             }
         })?;
-        driver::drive_others(&self.queue);
+        driver::drive_queues();
         Ok(())
     }
 

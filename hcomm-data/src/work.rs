@@ -242,6 +242,16 @@ pub(crate) enum Task {
 }
 
 impl Task {
+    /// The channel it uses, if it is one task of one channel.
+    pub(crate) const fn channel(&self) -> Option<&Channel> {
+        match self {
+            Self::Channel(channel, _) | Self::Wait(channel, _) | Self::Fence(channel) => {
+                Some(channel)
+            }
+            _ => None,
+        }
+    }
+
     /// The task, borrowed; `None` for those that consist of several.
     pub(crate) fn work(&self) -> Option<Work<'_>> {
         Some(match self {
@@ -402,6 +412,12 @@ impl Run {
             }
             Op::ThreadWait { notify } => Work::WaitThread { notify },
         })
+    }
+
+    /// The channel of task `index`, if it has one.
+    pub(crate) fn channel(&self, index: usize) -> Option<&Channel> {
+        let link = self.program.threads[self.part].get(index)?.link()?;
+        Some(&self.program.links[usize::from(link)].channel)
     }
 
     fn place(&self, at: At, bytes: u64) -> Result<Place<'_>> {

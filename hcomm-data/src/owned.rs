@@ -1,0 +1,294 @@
+//! A lock that costs its usual owner next to nothing.
+//!
+//! A queue is used by one OS thread nearly always, and by others now and then: to abort it, to
+//! synchronise it, to take it over. So one OS thread owns the lock and enters by two plain stores
+//! and loads; every other one announces itself, runs a barrier for both sides
+//! ([`barrier`](hcomm_transport::barrier)), and waits until the owner is out. Who is in that way may
+//! make itself the owner.
+//!
+//! Why both cannot be inside: the owner stores `inside` and then looks at `claims`; the other one
+//! stores `claims` and then looks at `inside`. With a barrier between store and look on both sides,
+//! one of the two sees the other. An OS thread that was the owner until a moment ago finds, after
+//! it has seen no claim, that it is not the owner any more: the change of owner comes before the end
+//! of the claim that it belongs to. It may have stored `inside` meanwhile, which is why every owner
+//! has a word of its own for that.
+
+use std::cell::UnsafeCell;
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+
+use hcomm_transport::barrier::{self, Often};
+
+/// OS threads that may have owned one lock. Beyond, it has no owner any more, and is a plain one.
+const OWNERS: usize = 8;
+
+pub(crate) struct Owned<T> {
+    /// Which of `owners` it is.
+    owner: AtomicUsize,
+    /// OS threads that announced themselves or are inside without being the owner.
+    claims: AtomicU32,
+    fence: Often,
+    owners: [Owner; OWNERS],
+    others: Mutex<()>,
+    value: UnsafeCell<T>,
+}
+
+#[derive(Default)]
+struct Owner {
+    /// Number of the OS thread; 0 for nobody.
+    thread: AtomicU64,
+    inside: AtomicBool,
+}
+
+// SAFETY: the value is reached through a guard only, and there is one guard at a time; see the
+// head of this file.
+unsafe impl<T: Send> Sync for Owned<T> {}
+
+/// The value, while nobody else can reach it.
+pub(crate) struct Guard<'a, T> {
+    lock: &'a Owned<T>,
+    entry: Entry<'a>,
+    /// Stays on its OS thread.
+    _here: PhantomData<*mut T>,
+}
+
+enum Entry<'a> {
+    Owner(&'a Owner),
+    Other { _turn: MutexGuard<'a, ()> },
+}
+
+impl<T> Owned<T> {
+    /// A lock without an owner.
+    pub(crate) fn new(value: T) -> Self {
+        Self {
+            owner: AtomicUsize::new(OWNERS),
+            claims: AtomicU32::new(0),
+            fence: Often::here(),
+            owners: Default::default(),
+            others: Mutex::new(()),
+            value: UnsafeCell::new(value),
+        }
+    }
+
+    /// Enters, as the OS thread with this number (not 0).
+    ///
+    /// # Panics
+    /// If this OS thread is inside already, as its owner.
+    #[inline]
+    pub(crate) fn lock(&self, here: u64) -> Guard<'_, T> {
+        match self.enter(here) {
+            Ok(guard) => guard,
+            Err(Outside::Other) => self.claim(),
+            Err(Outside::Again) => entered_again(),
+        }
+    }
+
+    /// Enters unless somebody is inside.
+    #[inline]
+    pub(crate) fn try_lock(&self, here: u64) -> Option<Guard<'_, T>> {
+        match self.enter(here) {
+            Ok(guard) => Some(guard),
+            Err(Outside::Other) => self.try_claim(),
+            Err(Outside::Again) => None,
+        }
+    }
+
+    /// Enters if this is the owner and nobody else wants to.
+    #[inline]
+    fn enter(&self, here: u64) -> Result<Guard<'_, T>, Outside> {
+        let index = self.owner.load(Ordering::Relaxed);
+        let Some(owner) = self.owners.get(index) else {
+            return Err(Outside::Other);
+        };
+        if owner.thread.load(Ordering::Relaxed) != here {
+            return Err(Outside::Other);
+        }
+        // Only this OS thread stores it.
+        if owner.inside.load(Ordering::Relaxed) {
+            return Err(Outside::Again);
+        }
+        owner.inside.store(true, Ordering::Relaxed);
+        self.fence.fence();
+        // In this order; see the head of this file.
+        if self.claims.load(Ordering::Acquire) == 0 && self.owner.load(Ordering::Acquire) == index {
+            return Ok(Guard {
+                lock: self,
+                entry: Entry::Owner(owner),
+                _here: PhantomData,
+            });
+        }
+        owner.inside.store(false, Ordering::Release);
+        Err(Outside::Other)
+    }
+
+    #[cold]
+    fn claim(&self) -> Guard<'_, T> {
+        self.claims.fetch_add(1, Ordering::SeqCst);
+        let turn = self.others.lock().unwrap_or_else(PoisonError::into_inner);
+        barrier::seldom();
+        let mut rounds = 0_u32;
+        while self.owner_is_inside() {
+            rounds += 1;
+            if rounds.is_multiple_of(64) {
+                std::thread::yield_now();
+            } else {
+                std::hint::spin_loop();
+            }
+        }
+        Guard {
+            lock: self,
+            entry: Entry::Other { _turn: turn },
+            _here: PhantomData,
+        }
+    }
+
+    #[cold]
+    fn try_claim(&self) -> Option<Guard<'_, T>> {
+        self.claims.fetch_add(1, Ordering::SeqCst);
+        let turn = match self.others.try_lock() {
+            Ok(turn) => Some(turn),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        };
+        if let Some(turn) = turn {
+            barrier::seldom();
+            if !self.owner_is_inside() {
+                return Some(Guard {
+                    lock: self,
+                    entry: Entry::Other { _turn: turn },
+                    _here: PhantomData,
+                });
+            }
+        }
+        self.claims.fetch_sub(1, Ordering::Release);
+        None
+    }
+
+    fn owner_is_inside(&self) -> bool {
+        self.owners
+            .get(self.owner.load(Ordering::Relaxed))
+            .is_some_and(|owner| owner.inside.load(Ordering::Acquire))
+    }
+}
+
+enum Outside {
+    /// Not the owner, or somebody else wants to be inside.
+    Other,
+    /// Inside already.
+    Again,
+}
+
+#[cold]
+fn entered_again() -> ! {
+    panic!("a queue was entered again by a call from inside it")
+}
+
+impl<T> Guard<'_, T> {
+    /// Makes the OS thread with this number, which holds this guard, the owner from now on.
+    pub(crate) fn own(&self, here: u64) {
+        let Entry::Other { .. } = &self.entry else {
+            return;
+        };
+        let owners = &self.lock.owners;
+        let known = owners
+            .iter()
+            .position(|owner| [0, here].contains(&owner.thread.load(Ordering::Relaxed)))
+            .unwrap_or(OWNERS);
+        if let Some(owner) = owners.get(known) {
+            owner.thread.store(here, Ordering::Relaxed);
+        }
+        self.lock.owner.store(known, Ordering::Release);
+    }
+}
+
+impl<T> Deref for Guard<'_, T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: the one guard.
+        unsafe { &*self.lock.value.get() }
+    }
+}
+
+impl<T> DerefMut for Guard<'_, T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: the one guard.
+        unsafe { &mut *self.lock.value.get() }
+    }
+}
+
+impl<T> Drop for Guard<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        match &self.entry {
+            Entry::Owner(owner) => owner.inside.store(false, Ordering::Release),
+            // The turn ends after this, when the entry is dropped.
+            Entry::Other { .. } => {
+                self.lock.claims.fetch_sub(1, Ordering::Release);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// More OS threads than can be owners, all adding to one plain number and taking the lock over
+    /// now and then.
+    #[test]
+    fn one_at_a_time() {
+        const THREADS: u64 = OWNERS as u64 + 2;
+        const ROUNDS: u64 = 2000;
+        let lock = Owned::new(0_u64);
+        std::thread::scope(|scope| {
+            for here in 1..=THREADS {
+                let lock = &lock;
+                scope.spawn(move || {
+                    for round in 0..ROUNDS {
+                        if round % 7 == 0 {
+                            if let Some(mut guard) = lock.try_lock(here) {
+                                *guard += 1;
+                                continue;
+                            }
+                        }
+                        let mut guard = lock.lock(here);
+                        if (round + here) % 11 == 0 {
+                            guard.own(here);
+                        }
+                        *guard += 1;
+                    }
+                });
+            }
+        });
+        assert_eq!(*lock.lock(1), THREADS * ROUNDS);
+    }
+
+    #[test]
+    fn inside_is_seen_by_the_owner_and_by_others() {
+        let lock = Owned::new(());
+        let guard = lock.lock(1);
+        guard.own(1);
+        assert!(lock.try_lock(2).is_none());
+        drop(guard);
+        let guard = lock.try_lock(1).unwrap();
+        assert!(lock.try_lock(1).is_none());
+        assert!(lock.try_lock(2).is_none());
+        drop(guard);
+        assert!(lock.try_lock(2).is_some());
+        assert!(lock.try_lock(1).is_some());
+    }
+
+    #[test]
+    #[should_panic(expected = "entered again")]
+    fn an_owner_that_enters_again_is_told() {
+        let lock = Owned::new(());
+        lock.lock(1).own(1);
+        let _inside = lock.lock(1);
+        let _again = lock.lock(1);
+    }
+}
