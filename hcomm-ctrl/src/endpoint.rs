@@ -8,6 +8,7 @@ use hcomm_transport::{Capabilities, Device, DeviceInfo, Transports};
 use hcomm_types::{Error, ErrorKind, Location, ProcessId, Rank, Result};
 use serde::{Deserialize, Serialize};
 
+use crate::cores::Cores;
 use crate::membership::lock;
 
 /// What a rank tells the others at start-up, besides what bootstrap itself needs.
@@ -18,6 +19,8 @@ pub(crate) struct Facts {
     pub(crate) rank: RankFacts,
     /// Inode of the PID namespace: process numbers mean the same where it is the same.
     pub(crate) pid_namespace: Option<u64>,
+    /// Cores that the process may use.
+    pub(crate) cores: Cores,
 }
 
 impl Facts {

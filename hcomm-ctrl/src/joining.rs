@@ -10,6 +10,7 @@ use hcomm_transport::{Interest, Transports, WaitPolicy, Waiter};
 use hcomm_types::{Deadline, Error, ErrorKind, Nanos, Rank, Result};
 
 use crate::bootstrap::{Bootstrap, Member, Roster, Step};
+use crate::cores::{self, Cores};
 use crate::endpoint::{Endpoints, Facts, pid_namespace, this_host, this_process};
 use crate::group::Group;
 use crate::health::Health;
@@ -232,7 +233,7 @@ impl Joining {
         group: Option<Arc<Group>>,
     ) -> Result<(Self, Arc<dyn Waiter>)> {
         // Until the others are known: polite, since they may need the cores to come here.
-        let waiter = (surroundings.waiter)(WaitPolicy::for_load(usize::MAX, cores()))?;
+        let waiter = (surroundings.waiter)(WaitPolicy::for_load(usize::MAX, 1))?;
         let outside = surroundings.outside.clone();
         let joining = Self {
             who,
@@ -272,6 +273,7 @@ impl Joining {
                     .unwrap_or_default(),
             )?,
             pid_namespace: pid_namespace(),
+            cores: Cores::here(),
         }
         .encode()?;
         Ok(member)
@@ -333,12 +335,11 @@ impl Joining {
         let graph = RankGraph::build(facts.iter().map(|facts| facts.rank.clone()).collect())?;
         let Who { rank, size, .. } = self.who;
         let host = &facts[rank.index()].rank.host.id;
-        let local_ranks = facts
-            .iter()
-            .filter(|facts| facts.rank.host.id == *host)
-            .count();
-        let waiter = (self.surroundings.waiter)(WaitPolicy::for_load(local_ranks, cores()))?;
-        tracing::debug!(%rank, size, local_ranks, "topology known");
+        let local = facts.iter().filter(|facts| facts.rank.host.id == *host);
+        let (ranks, cores) =
+            cores::share(&facts[rank.index()].cores, local.map(|facts| &facts.cores));
+        let waiter = (self.surroundings.waiter)(WaitPolicy::for_load(ranks, cores))?;
+        tracing::debug!(%rank, size, ranks, cores, "topology known; ranks that share cores");
 
         self.reach(Step::Resources);
         let internal = |what: &str| Error::new(ErrorKind::Internal, format!("{what} taken twice"));
@@ -445,9 +446,4 @@ fn rank_facts(rank: Rank, local_rank: u32, endpoints: Vec<EndpointFacts>) -> Res
         local_rank,
         endpoints,
     })
-}
-
-/// Cores that this process may use.
-fn cores() -> usize {
-    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }

@@ -4,6 +4,7 @@
 
 mod bootstrap;
 mod codec;
+mod cores;
 mod dial;
 mod door;
 mod endpoint;

@@ -218,8 +218,11 @@ impl Notify {
             return true;
         }
         let count = self.word.count();
+        if count <= taken {
+            return false;
+        }
         self.seen.store(count, Ordering::Relaxed);
-        count > taken
+        true
     }
 }
 

@@ -128,7 +128,7 @@ impl Queue {
                     return Ok(true);
                 }
                 Ok(false) if look < CLOSE => {}
-                Ok(false) => std::hint::spin_loop(),
+                Ok(false) => {}
                 Err(failure) => {
                     state.fail(&self.domain, failure);
                     return self.leave(state).map(|()| false);

@@ -116,7 +116,7 @@ pub struct WaitPolicy {
 }
 
 impl WaitPolicy {
-    /// For a process whose host runs `local_ranks` ranks on `cores` cores. With a core for each
+    /// For a process on a host where `local_ranks` ranks share `cores` cores. With a core for each
     /// rank a spin is the fastest way to see a notify; without, whoever spins keeps the one it
     /// waits for from running.
     #[must_use]

@@ -203,8 +203,8 @@ impl End {
     pub(crate) fn notified(&self, index: u32) -> (u64, [u64; 2]) {
         let line = Shm::notify_line(&self.0, index).unwrap();
         // SAFETY: the line lives as long as the channel; its words are only touched as atomics.
-        let words = unsafe { &*line.as_ptr().cast::<[AtomicU64; 3]>() };
-        let count = words[0].load(Ordering::Acquire);
+        let words = unsafe { &*line.as_ptr().cast::<[AtomicU64; 4]>() };
+        let count = words[0].load(Ordering::Acquire) + words[3].load(Ordering::Acquire);
         (
             count,
             [1, 2].map(|word: usize| words[word].load(Ordering::Relaxed)),
