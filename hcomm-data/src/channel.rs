@@ -17,6 +17,8 @@ use crate::failure::Failure;
 pub struct Channel(Arc<Inner>);
 
 struct Inner {
+    /// Its number, which no other channel of this process has or had.
+    number: u64,
     transport: hcomm_transport::Channel,
     label: u32,
     notifies: Box<[Notify]>,
@@ -59,7 +61,9 @@ impl Channel {
             lane: transport.device().lane(),
             posted: AtomicU64::new(0),
         };
+        static NUMBERS: AtomicU64 = AtomicU64::new(1);
         Ok(Self(Arc::new(Inner {
+            number: NUMBERS.fetch_add(1, Ordering::Relaxed),
             label,
             notifies,
             reads: outgoing(),
@@ -111,7 +115,19 @@ impl Channel {
         Ok(self.notify(index)?.word.fingerprint())
     }
 
+    /// Adds one to a notify of the peer by a store, if the link allows it and nothing that was
+    /// posted before could be overtaken.
+    #[inline]
+    pub(crate) fn record(&self, notify: u32, fingerprint: [u64; 2]) -> bool {
+        let done = self.is_quiet() && self.0.transport.record(notify, fingerprint);
+        if done {
+            self.recorded();
+        }
+        done
+    }
+
     /// Takes one record of notify `index`, if there is one.
+    #[inline]
     pub(crate) fn take(&self, index: u32) -> Result<bool, Failure> {
         let notify = self.notify(index).map_err(|e| self.failure(e))?;
         // One waiter: nobody else changes it.
@@ -125,6 +141,7 @@ impl Channel {
 
     /// Whether a wait for notify `index` would end: by a record, or because there is no such
     /// notify.
+    #[inline]
     pub(crate) fn has_arrived(&self, index: u32) -> bool {
         self.notify(index).map_or(true, |notify| {
             notify.is_beyond(notify.taken.load(Ordering::Relaxed))
@@ -132,11 +149,13 @@ impl Channel {
     }
 
     /// Whether nothing that was posted is unfinished.
+    #[inline]
     pub(crate) fn is_quiet(&self) -> bool {
         self.0.writes.is_complete() && self.0.reads.is_complete()
     }
 
     /// Notes that a record was accepted by the transport.
+    #[inline]
     pub(crate) fn recorded(&self) {
         // One OS thread at a time records here, and nothing but people depends on it.
         let records = self.0.records.load(Ordering::Relaxed);
@@ -144,6 +163,7 @@ impl Channel {
     }
 
     /// Refuses a notify that the peer cannot have.
+    #[inline]
     pub(crate) fn check_record(&self, notify: u32) -> Result<()> {
         let most = self.0.transport.device().info().max_notifies;
         if notify < most {
@@ -160,6 +180,7 @@ impl Channel {
     }
 
     /// Whether the peer's memory was imported through this end.
+    #[inline]
     pub(crate) fn imported(&self, import: &Import) -> bool {
         // The device handle lies inside the end, so its address tells ends apart.
         std::ptr::eq(import.channel().device(), self.0.transport.device())
@@ -179,6 +200,11 @@ impl Channel {
             .map_err(|e| self.failure(e))
     }
 
+    #[inline]
+    pub(crate) fn number(&self) -> u64 {
+        self.0.number
+    }
+
     /// Whether it is the same end.
     pub(crate) fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
@@ -191,13 +217,20 @@ impl Channel {
         }
     }
 
+    #[inline]
     fn notify(&self, index: u32) -> Result<&Notify> {
-        self.0.notifies.get(index as usize).ok_or_else(|| {
-            Error::new(
-                ErrorKind::InvalidArgument,
-                format!("no notify {index}: the channel has {}", self.notifies()),
-            )
-        })
+        self.0
+            .notifies
+            .get(index as usize)
+            .ok_or_else(|| self.no_notify(index))
+    }
+
+    #[cold]
+    fn no_notify(&self, index: u32) -> Error {
+        Error::new(
+            ErrorKind::InvalidArgument,
+            format!("no notify {index}: the channel has {}", self.notifies()),
+        )
     }
 }
 
@@ -212,6 +245,7 @@ impl fmt::Debug for Channel {
 
 impl Notify {
     /// Whether more than `taken` records have arrived.
+    #[inline]
     fn is_beyond(&self, taken: u64) -> bool {
         // Seen by the one waiter: what came before those records was seen then.
         if self.seen.load(Ordering::Relaxed) > taken {
@@ -243,6 +277,7 @@ impl Outgoing {
 
     /// Whether everything posted has completed. Completions come in any order, so only all of
     /// them say something about one.
+    #[inline]
     pub(crate) fn is_complete(&self) -> bool {
         let posted = self.posted.load(Ordering::Acquire);
         posted == 0 || self.lane.completed() >= posted

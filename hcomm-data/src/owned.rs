@@ -76,7 +76,7 @@ impl<T> Owned<T> {
     ///
     /// # Panics
     /// If this OS thread is inside already, as its owner.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn lock(&self, here: u64) -> Guard<'_, T> {
         match self.enter(here) {
             Ok(guard) => guard,
@@ -96,7 +96,7 @@ impl<T> Owned<T> {
     }
 
     /// Enters if this is the owner and nobody else wants to.
-    #[inline]
+    #[inline(always)]
     fn enter(&self, here: u64) -> Result<Guard<'_, T>, Outside> {
         let index = self.owner.load(Ordering::Relaxed);
         let Some(owner) = self.owners.get(index) else {

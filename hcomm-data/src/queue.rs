@@ -39,6 +39,8 @@ pub(crate) struct State {
     pub(crate) is_listed: bool,
     /// Addresses of devices that the domain was told of.
     known_devices: SmallVec<[usize; 4]>,
+    /// Number of the latest channel whose device is among them.
+    met: u64,
     /// Queues of the parts of the latest program.
     team: Option<Arc<[Weak<Queue>]>>,
 }
@@ -56,6 +58,7 @@ impl Queue {
                 poison: None,
                 is_listed: false,
                 known_devices: SmallVec::new(),
+                met: 0,
                 team: None,
             }),
             loan: Mutex::new(None),
@@ -107,6 +110,33 @@ impl Queue {
             state.advance(self);
         }
         self.leave(state)
+    }
+
+    /// Does a task at once, if nothing before it is left and `work` can do it whole; otherwise it
+    /// has done nothing that may not be done again.
+    #[inline]
+    pub(crate) fn at_once(
+        self: &Arc<Self>,
+        channel: &Channel,
+        work: impl FnOnce() -> Result<bool, Failure>,
+    ) -> Result<bool> {
+        let mut state = self.open(Some(channel))?;
+        if state.is_busy() {
+            return Ok(false);
+        }
+        match work() {
+            Ok(true) => drop(state),
+            Ok(false) => return Ok(false),
+            Err(failure) => {
+                state.fail(&self.domain, failure);
+                return self.leave(state).map(|()| false);
+            }
+        }
+        // What it did may be what others of this OS thread wait for.
+        if driver::listed() > 0 {
+            driver::drive_queues();
+        }
+        Ok(true)
     }
 
     /// Takes a record of a channel's notify if nothing before it is left, nothing else of this OS
@@ -269,8 +299,9 @@ impl Queue {
         team
     }
 
-    /// Locks it for a submission from this OS thread, which becomes its home.
-    #[inline]
+    /// Locks it for a submission from this OS thread, which becomes its home. Always inlined: a
+    /// guard that goes through memory costs more than all the rest.
+    #[inline(always)]
     fn open(self: &Arc<Self>, channel: Option<&Channel>) -> Result<Guard<'_, State>> {
         let here = driver::here();
         let mut state = self.state.lock(here);
@@ -408,6 +439,7 @@ impl State {
     }
 
     /// Whether something is queued or posted.
+    #[inline]
     pub(crate) fn is_busy(&self) -> bool {
         !self.tasks.is_empty() || !self.runner.in_flight.is_idle()
     }
@@ -500,7 +532,15 @@ impl State {
     }
 
     /// Tells the domain of a channel's device.
+    #[inline]
     fn meet(&mut self, domain: &DomainInner, channel: &Channel) {
+        if self.met != channel.number() {
+            self.meet_device(domain, channel);
+            self.met = channel.number();
+        }
+    }
+
+    fn meet_device(&mut self, domain: &DomainInner, channel: &Channel) {
         let device = channel.transport().device();
         let address = std::ptr::from_ref(device.info()) as usize;
         if !self.known_devices.contains(&address) {

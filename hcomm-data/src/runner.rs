@@ -467,8 +467,7 @@ impl Runner {
             return self.wait_for(Reason::Completions);
         }
         // Mostly a store of ours. Behind something posted it goes the same way, to keep its place.
-        if channel.is_quiet() && channel.transport().record(notify, fingerprint) {
-            channel.recorded();
+        if channel.record(notify, fingerprint) {
             return Ok(true);
         }
         let transfer = Transfer::Notify {

@@ -11,7 +11,8 @@ use hcomm_types::{DataType, Error, ErrorKind, MAX_NOTIFIES_PER_THREAD, ReduceOp,
 use crate::channel::Channel;
 use crate::domain::Domain;
 use crate::driver::{self, TimedOut, Wait};
-use crate::memory::{Buffers, Loan};
+use crate::failure::Failure;
+use crate::memory::{self, Buffers, Loan};
 use crate::program::Program;
 use crate::queue::Queue;
 use crate::runner::no_thread_notify;
@@ -211,7 +212,9 @@ impl Thread {
     /// # Errors
     /// Those of the calls for one piece; nothing of the batch is enqueued then.
     pub fn batch(&self, channel: &Channel, ops: &[BatchOp]) -> Result<()> {
+        let mut by_stores = channel.transport().seems_to_work();
         for (index, op) in ops.iter().enumerate() {
+            by_stores &= op.is_by_stores();
             check_piece(channel, op).map_err(|error| {
                 Error::new(
                     error.kind(),
@@ -221,6 +224,9 @@ impl Thread {
         }
         if ops.is_empty() {
             return self.queue.poisoned().map_or(Ok(()), Err);
+        }
+        if by_stores && self.queue.at_once(channel, || write_all(channel, ops))? {
+            return Ok(());
         }
         self.queue.submit_batch(
             channel,
@@ -239,6 +245,12 @@ impl Thread {
     /// thread is poisoned.
     pub fn record(&self, channel: &Channel, notify: u32) -> Result<()> {
         channel.check_record(notify)?;
+        if self
+            .queue
+            .at_once(channel, || Ok(channel.record(notify, [0; 2])))?
+        {
+            return Ok(());
+        }
         let work = Work::Record {
             channel,
             notify,
@@ -595,6 +607,12 @@ impl Thread {
     ) -> Result<()> {
         check_pair(channel, src, dst, Capabilities::WRITE)?;
         notify.map_or(Ok(()), |notify| channel.check_record(notify))?;
+        if self
+            .queue
+            .at_once(channel, || write(channel, dst, src, notify))?
+        {
+            return Ok(());
+        }
         let work = Work::Write {
             channel,
             dst: dst.remote(),
@@ -708,6 +726,52 @@ impl fmt::Debug for Thread {
             .field("poisoned", &self.poisoned())
             .finish_non_exhaustive()
     }
+}
+
+/// A write by stores and loads alone, with its record. `false` where that cannot be.
+#[inline]
+fn write(
+    channel: &Channel,
+    dst: &RemoteSlice,
+    src: &Slice,
+    notify: Option<u32>,
+) -> Result<bool, Failure> {
+    let Some(peer) = dst.remote().mapped() else {
+        return Ok(false);
+    };
+    memory::copy(peer, src.place())?;
+    Ok(notify.is_none_or(|notify| channel.record(notify, [0; 2])))
+}
+
+/// Writes and records, all [by stores](BatchOp::is_by_stores). `false` if that cannot be, and
+/// nothing but writes was done.
+fn write_all(channel: &Channel, ops: &[BatchOp]) -> Result<bool, Failure> {
+    let mut recorded = false;
+    for op in ops {
+        let notify = match op {
+            BatchOp::Write { dst, src, notify } => {
+                let Some(peer) = dst.remote().mapped() else {
+                    return Ok(false);
+                };
+                memory::copy(peer, src.place())?;
+                *notify
+            }
+            BatchOp::Record { notify } => Some(*notify),
+            _ => return Ok(false),
+        };
+        let Some(notify) = notify else { continue };
+        if !channel.record(notify, [0; 2]) {
+            if recorded {
+                // It worked a moment ago.
+                let cause = channel.transport().check().err();
+                let lost = || Error::new(ErrorKind::LinkDown, "the link failed during a batch");
+                return Err(channel.failure(cause.unwrap_or_else(lost)));
+            }
+            return Ok(false);
+        }
+        recorded = true;
+    }
+    Ok(true)
 }
 
 /// Whether all queues are done; the first cause if one failed.

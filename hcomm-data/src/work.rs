@@ -165,6 +165,15 @@ pub enum BatchOp {
 }
 
 impl BatchOp {
+    /// Whether it is done by loads and stores of the caller, without the transport.
+    pub(crate) fn is_by_stores(&self) -> bool {
+        match self {
+            Self::Write { dst, .. } => dst.import().address().is_some(),
+            Self::Record { .. } => true,
+            Self::Read { .. } | Self::WriteReduce { .. } | Self::ReadReduce { .. } => false,
+        }
+    }
+
     pub(crate) fn work<'a>(&'a self, channel: &'a Channel) -> Work<'a> {
         match self {
             Self::Write { dst, src, notify } => Work::Write {

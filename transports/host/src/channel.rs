@@ -185,6 +185,7 @@ impl Device {
 impl Channel {
     /// The device it belongs to.
     #[must_use]
+    #[inline]
     pub fn device(&self) -> &Device {
         &self.0.device
     }
@@ -706,6 +707,7 @@ impl NotifyWord {
     /// How often it was recorded since the channel was made. What was written before a record
     /// that is counted here is visible.
     #[must_use]
+    #[inline]
     pub fn count(&self) -> u64 {
         // SAFETY: the line lives as long as the channel; the words are only accessed atomically.
         let [count, served] = unsafe {

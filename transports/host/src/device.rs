@@ -224,6 +224,7 @@ impl Device {
 
     /// What it is.
     #[must_use]
+    #[inline]
     pub fn info(&self) -> &DeviceInfo {
         &self.0.info
     }
@@ -407,6 +408,7 @@ impl Lane {
 
     /// Completions since it was made.
     #[must_use]
+    #[inline]
     pub fn completed(&self) -> u64 {
         self.inner.completed.load(Ordering::Acquire)
     }

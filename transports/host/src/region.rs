@@ -142,12 +142,14 @@ impl Device {
 impl Region {
     /// Where it is.
     #[must_use]
+    #[inline]
     pub fn address(&self) -> NonNull<u8> {
         self.0.address
     }
 
     /// Bytes.
     #[must_use]
+    #[inline]
     pub fn bytes(&self) -> usize {
         self.0.bytes
     }
@@ -226,18 +228,21 @@ unsafe impl Sync for ImportInner {}
 impl Import {
     /// Bytes of the peer's region.
     #[must_use]
+    #[inline]
     pub fn bytes(&self) -> u64 {
         self.0.bytes
     }
 
     /// Where the peer's memory is mapped here; `None` where the link cannot map it.
     #[must_use]
+    #[inline]
     pub fn address(&self) -> Option<NonNull<u8>> {
         self.0.address
     }
 
     /// The channel through which it was imported.
     #[must_use]
+    #[inline]
     pub fn channel(&self) -> &Channel {
         &self.0.channel
     }
