@@ -14,6 +14,7 @@ use hcomm_types::{Deadline, Error, ErrorKind, Nanos};
 use smallvec::SmallVec;
 
 use crate::domain::DomainInner;
+use crate::looks::Looks;
 use crate::owned::Guard;
 use crate::queue::{Queue, State};
 
@@ -188,19 +189,18 @@ where
     /// Looks for a short time at nothing but the queues that are waited for, if nothing else of
     /// this OS thread is under way. Returns whether one of them would go on.
     fn look_closely(&mut self) -> bool {
-        /// Looks without a pause between them: what comes from a core nearby comes within these.
-        const CLOSE: u32 = 64;
         /// Few enough that peers who need this side's devices hardly notice.
         const LOOKS: u32 = 256;
         if self.phase.rounds() + LOOKS > self.domain.waiter().spins() || !self.is_alone() {
             return false;
         }
-        for look in 0..LOOKS {
+        let mut looks = Looks::new(LOOKS);
+        loop {
             if self.would_advance() {
                 return true;
             }
-            if look >= CLOSE {
-                std::hint::spin_loop();
+            if !looks.again() {
+                break;
             }
         }
         self.phase.add(LOOKS);

@@ -102,6 +102,7 @@ mod channel;
 mod domain;
 mod driver;
 mod failure;
+mod looks;
 #[allow(unsafe_code)]
 mod memory;
 #[allow(unsafe_code)]

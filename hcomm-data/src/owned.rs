@@ -250,11 +250,11 @@ mod tests {
                 let lock = &lock;
                 scope.spawn(move || {
                     for round in 0..ROUNDS {
-                        if round % 7 == 0 {
-                            if let Some(mut guard) = lock.try_lock(here) {
-                                *guard += 1;
-                                continue;
-                            }
+                        if round % 7 == 0
+                            && let Some(mut guard) = lock.try_lock(here)
+                        {
+                            *guard += 1;
+                            continue;
                         }
                         let mut guard = lock.lock(here);
                         if (round + here) % 11 == 0 {

@@ -11,6 +11,7 @@ use crate::channel::Channel;
 use crate::domain::DomainInner;
 use crate::driver;
 use crate::failure::Failure;
+use crate::looks::Looks;
 use crate::memory::Loan;
 use crate::owned::{Guard, Owned};
 use crate::runner::{Runner, no_thread_notify};
@@ -143,29 +144,27 @@ impl Queue {
     /// thread is under way, and the record is there or comes within a short time: then there is
     /// nothing to queue.
     pub(crate) fn take_soon(self: &Arc<Self>, channel: &Channel, notify: u32) -> Result<bool> {
-        /// Looks without a pause between them: a record of a core nearby comes within these.
-        const CLOSE: u32 = 64;
         const LOOKS: u32 = 512;
         let mut state = self.open(Some(channel))?;
         if state.is_busy() || driver::listed() > 0 {
             return Ok(false);
         }
-        for look in 0..self.domain.waiter().spins().clamp(1, LOOKS) {
+        let mut looks = Looks::new(self.domain.waiter().spins().clamp(1, LOOKS));
+        loop {
             match channel.take(notify) {
                 Ok(true) => {
                     drop(state);
                     driver::note_short_wait();
                     return Ok(true);
                 }
-                Ok(false) if look < CLOSE => {}
-                Ok(false) => {}
+                Ok(false) if looks.again() => {}
+                Ok(false) => return Ok(false),
                 Err(failure) => {
                     state.fail(&self.domain, failure);
                     return self.leave(state).map(|()| false);
                 }
             }
         }
-        Ok(false)
     }
 
     /// Submits a batch of `count` tasks of one channel.

@@ -32,12 +32,17 @@ struct ChannelInner {
 /// Where the peer waits, on links that let us store there.
 struct Peer {
     lines: NonNull<abi::NotifyLineV1>,
-    notifies: u32,
     bell: NonNull<abi::BellV1>,
     is_here: bool,
     state: NonNull<i32>,
     fence: Often,
+    /// How often each notify was recorded: asking the line itself would fetch it from the waiter
+    /// before it is written. Unknown after records that went through the plugin.
+    counts: Box<[AtomicU64]>,
 }
+
+/// A count that has to be asked for.
+const UNKNOWN: u64 = u64::MAX;
 
 // SAFETY: the table's thread rules: slow calls may come from any thread, fast calls from one at a
 // time, which `turn` holds to.
@@ -263,6 +268,25 @@ impl Channel {
             )
             .hint("give each OS thread a channel of its own"));
         };
+        let records = |descriptor: &Descriptor<'_>| {
+            matches!(
+                descriptor,
+                Descriptor::Notify { .. }
+                    | Descriptor::Write {
+                        notify: Some(_),
+                        ..
+                    }
+                    | Descriptor::WriteReduce {
+                        notify: Some(_),
+                        ..
+                    }
+            )
+        };
+        if let Some(peer) = self.mapped_peer()
+            && batch.iter().any(records)
+        {
+            peer.forget_counts();
+        }
         let limit = CHUNK.min(self.0.device.info().max_batch as usize);
         for chunk in batch.chunks(limit) {
             let mut raw = [EMPTY; CHUNK];
@@ -307,10 +331,10 @@ impl Channel {
         let Some(peer) = self.mapped_peer() else {
             return false;
         };
-        if notify >= peer.notifies || !peer.works() {
+        let Some(records) = peer.counts.get(notify as usize).filter(|_| peer.works()) else {
             return false;
-        }
-        peer.record(notify, fingerprint);
+        };
+        peer.record(notify, records, fingerprint);
         self.ring(peer);
         true
     }
@@ -382,11 +406,13 @@ impl Channel {
         let barrier = unsafe { AtomicU32::from_ptr(&raw mut (*bell.as_ptr()).barrier) };
         Some(Peer {
             lines: NonNull::new(attr.lines)?,
-            notifies: attr.notifies,
             bell,
             is_here,
             state: NonNull::new(attr.state.cast_mut())?,
             fence: Often::against(barrier.load(Ordering::Acquire) == 1),
+            counts: (0..attr.notifies)
+                .map(|_| AtomicU64::new(UNKNOWN))
+                .collect(),
         })
     }
 
@@ -556,11 +582,11 @@ impl Peer {
         state.load(Ordering::Relaxed) == abi::STATUS_OK
     }
 
-    /// `notify` is one of the peer's.
+    /// `notify` is one of the peer's, `known` is its count.
     #[inline]
-    fn record(&self, notify: u32, fingerprint: [u64; 2]) {
-        debug_assert!(notify < self.notifies);
-        // SAFETY: inside the peer's lines, which live as long as the channel.
+    fn record(&self, notify: u32, known: &AtomicU64, fingerprint: [u64; 2]) {
+        // SAFETY: inside the peer's lines, as there is a count for it; they live as long as the
+        // channel.
         let line = unsafe { self.lines.as_ptr().add(notify as usize) };
         if fingerprint != [0; 2] {
             for (half, value) in fingerprint.into_iter().enumerate() {
@@ -572,8 +598,20 @@ impl Peer {
         // SAFETY: as above.
         let count = unsafe { AtomicU64::from_ptr(&raw mut (*line).count) };
         // One recorder: nobody else changes it.
-        let records = count.load(Ordering::Relaxed);
-        count.store(records.wrapping_add(1), Ordering::Release);
+        let records = match known.load(Ordering::Relaxed) {
+            UNKNOWN => count.load(Ordering::Relaxed),
+            records => records,
+        };
+        let records = records.wrapping_add(1);
+        known.store(records, Ordering::Relaxed);
+        count.store(records, Ordering::Release);
+    }
+
+    /// The plugin may have recorded.
+    fn forget_counts(&self) {
+        for count in &self.counts {
+            count.store(UNKNOWN, Ordering::Relaxed);
+        }
     }
 
     #[inline]
