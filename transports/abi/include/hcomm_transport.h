@@ -320,11 +320,13 @@ typedef struct hcomm_completion_v1_t {
     uint32_t reserved;
 } hcomm_completion_v1_t;
 
-// Where a notify arrives: one cache line, written by one recorder, read by one waiter.
+// Where a notify arrives, written by one recorder and read by one waiter: half a cache line, so that
+// a link on which both ends look at the same memory can put a notify and the one of the same
+// index that goes the other way into one line. Whoever answers on it then has it already.
 //
 // How often it was recorded is the sum of `count` and `served`: two words, so that each has one
 // writer, which need not add in one atomic step.
-typedef struct HCOMM_ALIGNED(64) hcomm_notify_line_v1_t {
+typedef struct HCOMM_ALIGNED(32) hcomm_notify_line_v1_t {
     // How often the peer's side recorded the notify since the channel was made. The waiter keeps
     // to itself how many it has taken. Read and written as one atomic word.
     uint64_t count;
@@ -333,8 +335,6 @@ typedef struct HCOMM_ALIGNED(64) hcomm_notify_line_v1_t {
     // How often the transport's own side, the waiter's, recorded it on behalf of the peer, from
     // `progress`. Read and written as one atomic word.
     uint64_t served;
-    // Zero.
-    uint64_t reserved[4];
 } hcomm_notify_line_v1_t;
 
 // The bell's words. To ring: full fence; if `sleepers` is not zero, add one to `sequence` and
@@ -360,12 +360,12 @@ typedef struct HCOMM_ALIGNED(64) hcomm_bell_v1_t {
 // posted on the channel is unfinished, and from the thread whose turn the fast calls are. It
 // looks at the bell afterwards and calls `ring` if somebody sleeps.
 typedef struct hcomm_peer_v1_t {
-    // The peer's notify lines, one after the other, writable until the channel is destroyed.
+    // The first of the peer's notify lines, writable until the channel is destroyed.
     struct hcomm_notify_line_v1_t *lines;
     // How many there are.
     uint32_t notifies;
-    // Zero.
-    uint32_t reserved;
+    // Bytes from one to the next.
+    uint32_t stride;
     // Words of the peer's bell, readable until the channel is destroyed; null if the peer is in
     // this process, whose bell the host knows.
     const struct hcomm_bell_v1_t *bell;
@@ -457,8 +457,8 @@ typedef struct hcomm_data_ops_v1_t {
     // Moves everything on: serves peers, sends what waits. `HCOMM_STATUS_OK` when something was done,
     // `HCOMM_STATUS_IN_PROGRESS` when there was nothing to do.
     int32_t (*progress)(hcomm_device_t *device);
-    // The line on which notify `index` of this side arrives; null if there is no such index.
-    // Valid until the channel is destroyed.
+    // The line on which notify `index` of this side arrives; null if there is no such index or the
+    // channel was never connected. Valid until the channel is destroyed.
     struct hcomm_notify_line_v1_t *(*notify_line)(hcomm_channel_t *channel, uint32_t index);
     // State of the channel: `HCOMM_STATUS_OK`, `HCOMM_STATUS_NOT_CONNECTED`, `HCOMM_STATUS_PEER_LOST`,
     // `HCOMM_STATUS_LINK_DOWN`. Called now and then while somebody waits; may make a system call.

@@ -299,11 +299,13 @@ pub struct CompletionV1 {
     pub reserved: u32,
 }
 
-/// Where a notify arrives: one cache line, written by one recorder, read by one waiter.
+/// Where a notify arrives, written by one recorder and read by one waiter: half a cache line, so that
+/// a link on which both ends look at the same memory can put a notify and the one of the same
+/// index that goes the other way into one line. Whoever answers on it then has it already.
 ///
 /// How often it was recorded is the sum of `count` and `served`: two words, so that each has one
 /// writer, which need not add in one atomic step.
-#[repr(C, align(64))]
+#[repr(C, align(32))]
 #[derive(Debug)]
 #[cfg_attr(feature = "rust-door", derive(StableAbi))]
 pub struct NotifyLineV1 {
@@ -315,8 +317,6 @@ pub struct NotifyLineV1 {
     /// How often the transport's own side, the waiter's, recorded it on behalf of the peer, from
     /// `progress`. Read and written as one atomic word.
     pub served: u64,
-    /// Zero.
-    pub reserved: [u64; 4],
 }
 
 /// Where the peer of a connected channel waits, for links on which this process can store there
@@ -328,12 +328,12 @@ pub struct NotifyLineV1 {
 #[derive(Clone, Copy, Debug)]
 #[cfg_attr(feature = "rust-door", derive(StableAbi))]
 pub struct PeerV1 {
-    /// The peer's notify lines, one after the other, writable until the channel is destroyed.
+    /// The first of the peer's notify lines, writable until the channel is destroyed.
     pub lines: *mut NotifyLineV1,
     /// How many there are.
     pub notifies: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// Bytes from one to the next.
+    pub stride: u32,
     /// Words of the peer's bell, readable until the channel is destroyed; null if the peer is in
     /// this process, whose bell the host knows.
     pub bell: *const BellV1,
@@ -585,8 +585,8 @@ pub struct DataOpsV1 {
     /// Moves everything on: serves peers, sends what waits. [`STATUS_OK`] when something was done,
     /// [`STATUS_IN_PROGRESS`] when there was nothing to do.
     pub progress: Option<unsafe extern "C" fn(device: *mut Device) -> i32>,
-    /// The line on which notify `index` of this side arrives; null if there is no such index.
-    /// Valid until the channel is destroyed.
+    /// The line on which notify `index` of this side arrives; null if there is no such index or the
+    /// channel was never connected. Valid until the channel is destroyed.
     pub notify_line:
         Option<unsafe extern "C" fn(channel: *mut Channel, index: u32) -> *mut NotifyLineV1>,
     /// State of the channel: [`STATUS_OK`], [`STATUS_NOT_CONNECTED`], [`STATUS_PEER_LOST`],

@@ -177,7 +177,7 @@ pub trait Transport: Sized + 'static {
         Ok(false)
     }
 
-    /// Line of notify `index` of this side.
+    /// Line of notify `index` of this side, once the channel is connected.
     fn notify_line(channel: &Self::Channel, index: u32) -> Option<NonNull<NotifyLineV1>>;
 
     /// State of the channel.

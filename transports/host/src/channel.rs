@@ -32,6 +32,8 @@ struct ChannelInner {
 /// Where the peer waits, on links that let us store there.
 struct Peer {
     lines: NonNull<abi::NotifyLineV1>,
+    /// From one to the next, in lines.
+    stride: usize,
     bell: NonNull<abi::BellV1>,
     is_here: bool,
     state: NonNull<i32>,
@@ -389,13 +391,14 @@ impl Channel {
         let mut attr = abi::PeerV1 {
             lines: std::ptr::null_mut(),
             notifies: 0,
-            reserved: 0,
+            stride: 0,
             bell: std::ptr::null(),
             state: std::ptr::null(),
         };
         // SAFETY: the channel is alive, the place is ours.
         let status = unsafe { (plugin.calls.map_peer)(self.0.handle.as_ptr(), &raw mut attr) };
-        if status != abi::STATUS_OK {
+        let stride = attr.stride as usize / size_of::<abi::NotifyLineV1>();
+        if status != abi::STATUS_OK || stride == 0 {
             return None;
         }
         let is_here = attr.bell.is_null();
@@ -406,6 +409,7 @@ impl Channel {
         let barrier = unsafe { AtomicU32::from_ptr(&raw mut (*bell.as_ptr()).barrier) };
         Some(Peer {
             lines: NonNull::new(attr.lines)?,
+            stride,
             bell,
             is_here,
             state: NonNull::new(attr.state.cast_mut())?,
@@ -587,7 +591,7 @@ impl Peer {
     fn record(&self, notify: u32, known: &AtomicU64, fingerprint: [u64; 2]) {
         // SAFETY: inside the peer's lines, as there is a count for it; they live as long as the
         // channel.
-        let line = unsafe { self.lines.as_ptr().add(notify as usize) };
+        let line = unsafe { self.lines.as_ptr().add(notify as usize * self.stride) };
         if fingerprint != [0; 2] {
             for (half, value) in fingerprint.into_iter().enumerate() {
                 // SAFETY: as above; the words are only accessed atomically.

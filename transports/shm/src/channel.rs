@@ -19,7 +19,7 @@ pub(crate) use connect::Arrival;
 pub(crate) use mail::Answer;
 
 use crate::device::{DeviceCore, Kind, Open, lock, next_number};
-use crate::segment::Segment;
+use crate::segment::{Half, LINE_BYTES, Segment};
 use crate::socket::is_closed;
 use crate::staging::{Inbound, Outbound};
 use crate::sys::PeerBell;
@@ -222,6 +222,35 @@ impl ChannelInner {
         }
     }
 
+    /// Where this side waits for notifies, once it was connected.
+    pub(crate) fn waits(&self) -> Option<(&Segment, Half)> {
+        let link = self.link.get()?;
+        Some(match self.home_of_both(link) {
+            None | Some(Half::Owner) => (self.own(), Half::Owner),
+            Some(Half::Other) => (link.segment(), Half::Other),
+        })
+    }
+
+    /// Where the peer waits.
+    pub(crate) fn records<'a>(&'a self, link: &'a Link) -> (&'a Segment, Half) {
+        match self.home_of_both(link) {
+            None | Some(Half::Other) => (link.segment(), Half::Owner),
+            Some(Half::Owner) => (self.own(), Half::Other),
+        }
+    }
+
+    /// If both sides have as many notifies, those of one index share a line, in the segment of the
+    /// side whose identity is smaller: then this says whose that is.
+    fn home_of_both(&self, link: &Link) -> Option<Half> {
+        if self.own().notifies() != link.segment().notifies() {
+            None
+        } else if self.identity < link.peer {
+            Some(Half::Owner)
+        } else {
+            Some(Half::Other)
+        }
+    }
+
     /// For the host's own stores; see [`PeerV1`].
     pub(crate) fn map_peer(&self) -> Result<PeerV1, Fault> {
         let link = self.usable().map_err(gone)?;
@@ -232,11 +261,11 @@ impl ChannelInner {
                 None => return Err(Fault::unsupported("the peer has no bell")),
             },
         };
-        let segment = link.segment();
+        let (segment, half) = self.records(link);
         Ok(PeerV1 {
-            lines: segment.lines().as_ptr(),
+            lines: segment.lines(half).as_ptr(),
             notifies: segment.notifies(),
-            reserved: 0,
+            stride: LINE_BYTES as u32,
             bell,
             state: self.end.state.as_ptr(),
         })

@@ -137,7 +137,8 @@ impl Transport for Shm {
     }
 
     fn notify_line(channel: &Channel, index: u32) -> Option<NonNull<NotifyLineV1>> {
-        channel.inner.own().line(index)
+        let (segment, half) = channel.inner.waits()?;
+        segment.line(half, index)
     }
 
     fn check(channel: &Channel) -> Result<(), i32> {

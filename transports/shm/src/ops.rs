@@ -167,7 +167,8 @@ fn take(inner: &ChannelInner, link: &Link, descriptor: &DescriptorV1) -> Result<
         // way.
         return hand_over(inner, Transfer::notify_only(notify, descriptor.cookie));
     }
-    link.segment().record(index, fingerprint);
+    let (segment, half) = inner.records(link);
+    segment.record(half, index, fingerprint);
     inner.ring(link);
     Ok(Taken::Inline)
 }
@@ -298,7 +299,10 @@ fn note(inner: &ChannelInner, outbound: &Outbound) {
 /// Applies what the peer has put into our ring.
 fn serve(channel: &ChannelInner, other: &Other, device: &DeviceCore) -> bool {
     let mut inbound = lock(&channel.inbound);
-    match inbound.serve(channel.own(), device, device.host) {
+    let Some(waits) = channel.waits() else {
+        return false;
+    };
+    match inbound.serve(channel.own(), waits, device, device.host) {
         Ok(served) => {
             if served.notifies > 0 {
                 device.host.ring();

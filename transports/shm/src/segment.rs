@@ -5,7 +5,7 @@
 //! | 0 | 8 | entries the peer has put into the ring |
 //! | 64 | 8 | entries this side has taken from it |
 //! | 128 | 8 | frames the peer has sent on the socket |
-//! | 4096 | 64 a notify | notify lines |
+//! | 4096 | 64 a notify | notifies, see [`Half`] |
 //! | next page | 128 a slot | entries of the ring |
 //! | behind | 8192 a slot | their data |
 
@@ -27,6 +27,8 @@ pub(crate) const PIECE_BYTES: u64 = 8192;
 /// Size of a page here, whatever the machine's: the layout is the same everywhere.
 const PAGE_BYTES: usize = 4096;
 const SLOT_WORDS: usize = 16;
+/// Two notifies of one index, one each way.
+pub(crate) const LINE_BYTES: usize = 64;
 
 /// Words of a notify line, see [`NotifyLineV1`].
 const COUNT: usize = 0;
@@ -41,6 +43,14 @@ const MAIL: usize = 16;
 pub(crate) struct Segment {
     mapping: Mapping,
     notifies: u32,
+}
+
+/// Half a line of the notifies: those of the segment's owner come first, those of the other side
+/// second, if they are here and not in its own segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Half {
+    Owner,
+    Other,
 }
 
 /// What stands in a slot of the ring.
@@ -89,28 +99,28 @@ impl Segment {
     }
 
     /// Line of notify `index`.
-    pub(crate) fn line(&self, index: u32) -> Option<NonNull<NotifyLineV1>> {
-        let at = (index < self.notifies).then(|| line_word(index) * 8)?;
+    pub(crate) fn line(&self, half: Half, index: u32) -> Option<NonNull<NotifyLineV1>> {
+        let at = (index < self.notifies).then(|| line_word(half, index) * 8)?;
         NonNull::new(self.mapping.address().as_ptr().wrapping_add(at).cast())
     }
 
     /// Adds one to notify `index`, the fingerprint before it. `false` if there is no such index.
-    /// For the peer's side: the one that does not wait there.
-    pub(crate) fn record(&self, index: u32, fingerprint: [u64; 2]) -> bool {
-        self.add_one(index, COUNT, fingerprint)
+    /// For the side that does not wait there.
+    pub(crate) fn record(&self, half: Half, index: u32, fingerprint: [u64; 2]) -> bool {
+        self.add_one(half, index, COUNT, fingerprint)
     }
 
     /// The same on behalf of the peer, for the side that waits.
-    pub(crate) fn record_served(&self, index: u32, fingerprint: [u64; 2]) -> bool {
-        self.add_one(index, SERVED, fingerprint)
+    pub(crate) fn record_served(&self, half: Half, index: u32, fingerprint: [u64; 2]) -> bool {
+        self.add_one(half, index, SERVED, fingerprint)
     }
 
     /// Each word has one writer, so two steps are as good as an atomic one.
-    fn add_one(&self, index: u32, word: usize, fingerprint: [u64; 2]) -> bool {
+    fn add_one(&self, half: Half, index: u32, word: usize, fingerprint: [u64; 2]) -> bool {
         if index >= self.notifies {
             return false;
         }
-        let line = line_word(index);
+        let line = line_word(half, index);
         if fingerprint != [0; 2] {
             self.word(line + 1).store(fingerprint[0], Ordering::Relaxed);
             self.word(line + 2).store(fingerprint[1], Ordering::Relaxed);
@@ -121,9 +131,9 @@ impl Segment {
         true
     }
 
-    /// The first notify line.
-    pub(crate) fn lines(&self) -> NonNull<NotifyLineV1> {
-        let at = line_word(0) * 8;
+    /// The first notify line; the others follow at every [`LINE_BYTES`].
+    pub(crate) fn lines(&self, half: Half) -> NonNull<NotifyLineV1> {
+        let at = line_word(half, 0) * 8;
         // Inside the mapping, or just behind it if there are no lines.
         let first = self.mapping.address().as_ptr().wrapping_add(at).cast();
         NonNull::new(first).unwrap_or(NonNull::dangling())
@@ -247,11 +257,15 @@ const fn segment_bytes(notifies: u32) -> usize {
 }
 
 const fn ring_bytes(notifies: u32) -> usize {
-    PAGE_BYTES + (notifies as usize * 64).next_multiple_of(PAGE_BYTES)
+    PAGE_BYTES + (notifies as usize * LINE_BYTES).next_multiple_of(PAGE_BYTES)
 }
 
-const fn line_word(index: u32) -> usize {
-    PAGE_BYTES / 8 + index as usize * 8
+const fn line_word(half: Half, index: u32) -> usize {
+    let half = match half {
+        Half::Owner => 0,
+        Half::Other => LINE_BYTES / 16,
+    };
+    PAGE_BYTES / 8 + index as usize * (LINE_BYTES / 8) + half
 }
 
 const fn pair(low: u32, high: u32) -> u64 {
@@ -267,27 +281,40 @@ mod tests {
     #[test]
     fn parts_do_not_overlap() {
         let segment = Segment::private(3).unwrap();
-        assert_eq!(segment.line(3), None);
-        assert!(!segment.record(3, [1, 1]));
-        assert!(segment.record(2, [7, 8]));
+        assert_eq!(segment.line(Half::Owner, 3), None);
+        assert!(!segment.record(Half::Owner, 3, [1, 1]));
+        assert!(segment.record(Half::Owner, 2, [7, 8]));
+        assert!(segment.record(Half::Other, 1, [9, 10]));
         let last = segment.data(SLOTS - 1, PIECE_BYTES).unwrap();
         let end = segment.mapping.address().as_ptr() as usize + segment.mapping.bytes();
         assert_eq!(last.address() as usize + last.bytes(), end);
         assert!(segment.data(0, PIECE_BYTES + 1).is_none());
         assert_eq!(segment.take_entry(0).words(), [0; SLOT_WORDS - 1]);
-        assert_eq!(segment.word(line_word(2)).load(Ordering::Relaxed), 1);
-        assert_eq!(segment.word(line_word(1)).load(Ordering::Relaxed), 0);
+        let count = |half, index| segment.word(line_word(half, index)).load(Ordering::Relaxed);
+        assert_eq!(count(Half::Owner, 2), 1);
+        assert_eq!(count(Half::Other, 2), 0);
+        assert_eq!(count(Half::Owner, 1), 0);
+        assert_eq!(count(Half::Other, 1), 1);
+        assert_eq!(
+            segment.line(Half::Owner, 0),
+            Some(segment.lines(Half::Owner))
+        );
+        assert_eq!(
+            segment.line(Half::Other, 0),
+            Some(segment.lines(Half::Other))
+        );
     }
 
     #[test]
     fn sharing_keeps_the_address() {
         let segment = Segment::private(1).unwrap();
-        let before = segment.line(0).unwrap();
+        let before = segment.line(Half::Owner, 0).unwrap();
         let memory = segment.share().unwrap();
-        assert_eq!(segment.line(0), Some(before));
+        assert_eq!(segment.line(Half::Owner, 0), Some(before));
         let peers_view = Segment::of_peer(&memory, 1).unwrap();
-        assert!(peers_view.record(0, [0, 0]));
-        assert_eq!(segment.word(line_word(0)).load(Ordering::Acquire), 1);
+        assert!(peers_view.record(Half::Owner, 0, [0, 0]));
+        let count = segment.word(line_word(Half::Owner, 0));
+        assert_eq!(count.load(Ordering::Acquire), 1);
     }
 
     #[test]

@@ -19,7 +19,7 @@ use hcomm_transport_abi::{
 };
 
 use crate::device::DeviceCore;
-use crate::segment::{Entry, PIECE_BYTES, SLOTS, Segment};
+use crate::segment::{Entry, Half, PIECE_BYTES, SLOTS, Segment};
 use crate::sys::Span;
 use crate::wire::Token;
 
@@ -382,6 +382,7 @@ impl Inbound {
     pub(crate) fn serve(
         &mut self,
         own: &Segment,
+        waits: (&Segment, Half),
         device: &DeviceCore,
         host: Host,
     ) -> Result<Served, i32> {
@@ -397,7 +398,7 @@ impl Inbound {
                 self.refusing = STATUS_OK;
             }
             if self.refusing == STATUS_OK
-                && let Err(status) = apply(&entry, own, self.head, device, host, &mut served)
+                && let Err(status) = apply(&entry, own, waits, self.head, device, host, &mut served)
             {
                 self.refusing = status;
             }
@@ -415,6 +416,7 @@ impl Inbound {
 fn apply(
     entry: &Entry,
     own: &Segment,
+    waits: (&Segment, Half),
     position: u64,
     device: &DeviceCore,
     host: Host,
@@ -449,7 +451,8 @@ fn apply(
             _ => return Err(STATUS_INVALID_ARGUMENT),
         }
     }
-    if notify && own.record_served(entry.notify, entry.fingerprint) {
+    let (lines, half) = waits;
+    if notify && lines.record_served(half, entry.notify, entry.fingerprint) {
         served.notifies += 1;
     }
     Ok(())

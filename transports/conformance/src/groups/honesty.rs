@@ -465,8 +465,16 @@ fn notifies_above_the_limit(case: &Case) -> Result<(), Stop> {
             format!("create_channel with {notifies} notifies, limit {limit}: status {status}")
         })?;
     }
-    let (status, channel) = device.create(limit);
-    ensure_eq("create_channel at the limit", status, STATUS_OK)?;
+    ensure_eq("close_device", device.close(), STATUS_OK)?;
+    // At the limit, on an end of this process where there can be one.
+    if !case
+        .info()
+        .capabilities
+        .contains(Capabilities::SAME_PROCESS)
+    {
+        return Ok(());
+    }
+    let pair = RawPair::new(case, limit, 64)?;
     for (index, there) in [
         (0, limit > 0),
         (limit.wrapping_sub(1), limit > 0),
@@ -474,12 +482,11 @@ fn notifies_above_the_limit(case: &Case) -> Result<(), Stop> {
     ] {
         ensure_eq(
             &format!("line of notify {index} of {limit}"),
-            device.has_line(channel, index),
+            pair.near.has_line(pair.near_end, index),
             there,
         )?;
     }
-    ensure_eq("destroy_channel", device.destroy(channel), STATUS_OK)?;
-    ensure_eq("close_device", device.close(), STATUS_OK)
+    Ok(())
 }
 
 /// As many records as may be outstanding, before anybody looks.
