@@ -99,6 +99,8 @@
 #![deny(unsafe_code)]
 
 mod channel;
+#[allow(unsafe_code)]
+mod copy;
 mod domain;
 mod driver;
 mod failure;
@@ -117,6 +119,7 @@ mod thread;
 mod work;
 
 pub use channel::Channel;
+pub use copy::{Hint, copy};
 pub use domain::{Domain, Peers};
 pub use memory::Buffers;
 pub use program::{At, Op, Program, ProgramLink, ProgramParts, SlotKind};

@@ -16,6 +16,7 @@ use hcomm_types::{DataType, Error, ErrorKind, ReduceOp, Result};
 use smallvec::SmallVec;
 
 use crate::channel::Channel;
+use crate::copy::Hint;
 use crate::failure::Failure;
 use crate::slice::{Remote, Slice};
 
@@ -109,6 +110,14 @@ impl<'a> Place<'a> {
         }
     }
 
+    /// Who reads next what is written here.
+    const fn reader(self) -> Hint {
+        match self.owner {
+            Owner::Import => Hint::HandOver,
+            Owner::Region(_) | Owner::Input(_) | Owner::Output(_) => Hint::Local,
+        }
+    }
+
     /// The region to name in a descriptor for `device`.
     fn region_for(self, device: &Device) -> Option<&'a Region> {
         match self.owner {
@@ -145,8 +154,8 @@ impl fmt::Debug for Place<'_> {
     }
 }
 
-/// Copies `src` to `dst`, which is as long; they may overlap. The one place where bulk bytes are
-/// moved by loads and stores: a choice of instructions by size belongs here.
+/// Copies `src` to `dst`, which is as long; they may overlap. What goes to a peer's memory is handed
+/// over; see [`Hint`].
 pub(crate) fn copy(dst: Place<'_>, src: Place<'_>) -> Result<()> {
     let dst = dst.writable()?;
     if dst.bytes != src.bytes {
@@ -165,7 +174,7 @@ pub(crate) fn copy(dst: Place<'_>, src: Place<'_>) -> Result<()> {
         unsafe { std::ptr::copy(from, to, src.bytes) };
     } else {
         // SAFETY: both places exist, `dst` is writable, and they do not overlap.
-        unsafe { std::ptr::copy_nonoverlapping(from, to, src.bytes) };
+        unsafe { crate::copy::copy(to, from, src.bytes, dst.reader()) };
     }
     Ok(())
 }
@@ -207,6 +216,7 @@ pub(crate) fn reduce(
             dst.bytes / dtype.size(),
             dtype,
             redop,
+            dst.reader(),
         );
     }
     Ok(())
