@@ -143,6 +143,7 @@ impl<T: Transport> Tables<T> {
         map_peer: Some(map_peer::<T>),
         destroy_channel: Some(destroy_channel::<T>),
         counters: Some(counters::<T>),
+        describe: Some(describe::<T>),
         last_error: Some(last_error),
         extension: Some(extension),
     };
@@ -536,19 +537,42 @@ unsafe extern "C" fn counters<T: Transport>(device: *mut Device, out: *mut Count
     })
 }
 
+unsafe extern "C" fn describe<T: Transport>(
+    channel: *mut Channel,
+    text: *mut c_char,
+    capacity: u32,
+) -> u32 {
+    let mut len = 0;
+    let _ = guarded(|| {
+        // SAFETY: see above.
+        let words = T::describe(unsafe { borrow(channel, "channel") }?);
+        // SAFETY: see above.
+        len = unsafe { give_text(&words, text, capacity) };
+        Ok(STATUS_OK)
+    });
+    len
+}
+
 unsafe extern "C" fn last_error(text: *mut c_char, capacity: u32) -> u32 {
-    LAST_ERROR.with_borrow(|last| {
-        let len = last.len().min(capacity as usize);
-        if text.is_null() {
-            return 0;
-        }
-        // SAFETY: `text` is writable for `capacity` bytes.
-        unsafe {
-            text.cast::<u8>()
-                .copy_from_nonoverlapping(last.as_ptr(), len)
-        };
-        len as u32
-    })
+    // SAFETY: see above.
+    LAST_ERROR.with_borrow(|last| unsafe { give_text(last, text, capacity) })
+}
+
+/// Copies a text out, as much as there is room for; how many bytes.
+///
+/// # Safety
+/// `out` is null or writable for `capacity` bytes.
+unsafe fn give_text(text: &str, out: *mut c_char, capacity: u32) -> u32 {
+    if out.is_null() {
+        return 0;
+    }
+    let len = text.floor_char_boundary(capacity as usize);
+    // SAFETY: `out` is writable for `capacity` bytes, and `len` is no more.
+    unsafe {
+        out.cast::<u8>()
+            .copy_from_nonoverlapping(text.as_ptr(), len);
+    }
+    len as u32
 }
 
 unsafe extern "C" fn extension(_id: u32) -> *const c_void {

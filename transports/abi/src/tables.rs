@@ -536,6 +536,11 @@ pub struct TransportV1 {
     pub destroy_channel: Option<unsafe extern "C" fn(channel: *mut Channel) -> i32>,
     /// Fills in the counters of a device. *Optional.*
     pub counters: Option<unsafe extern "C" fn(device: *mut Device, out: *mut CountersV1) -> i32>,
+    /// Says, for people, in which way a connected channel moves bytes, and why in that way: writes
+    /// at most `capacity` bytes of UTF-8 without a closing zero; returns how many. *Optional.*
+    pub describe: Option<
+        unsafe extern "C" fn(channel: *mut Channel, text: *mut c_char, capacity: u32) -> u32,
+    >,
     /// Writes the text to the latest negative status on this OS thread: at most `capacity` bytes
     /// without a closing zero; returns how many.
     pub last_error: Option<unsafe extern "C" fn(text: *mut c_char, capacity: u32) -> u32>,

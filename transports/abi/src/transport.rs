@@ -159,6 +159,13 @@ pub trait Transport: Sized + 'static {
         CountersV1::default()
     }
 
+    /// In which way a connected channel moves bytes, and why in that way, for people; empty if
+    /// there is nothing to tell.
+    fn describe(channel: &Self::Channel) -> String {
+        let _ = channel;
+        String::new()
+    }
+
     /// Takes descriptors; see [`Posted`].
     fn post(channel: &Self::Channel, batch: &[DescriptorV1]) -> Posted;
 

@@ -37,6 +37,7 @@ static NULL_OPTIONAL: TransportV1 = TransportV1 {
     register: None,
     allocate: None,
     counters: None,
+    describe: None,
     extension: None,
     ..RIGHT
 };

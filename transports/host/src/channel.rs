@@ -451,6 +451,22 @@ impl Channel {
         }
     }
 
+    /// In which way the connected channel moves bytes, and why in that way, for people; empty if
+    /// the transport has nothing to tell.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        let mut text = [0_u8; 1024];
+        // SAFETY: the channel is alive; `text` has room for as many bytes as we say.
+        let len = unsafe {
+            (self.0.device.0.info.plugin.calls.describe)(
+                self.0.handle.as_ptr(),
+                text.as_mut_ptr().cast(),
+                text.len() as u32,
+            )
+        };
+        String::from_utf8_lossy(&text[..(len as usize).min(text.len())]).into_owned()
+    }
+
     /// Notify `index` of this side, for waiting.
     ///
     /// # Errors

@@ -110,6 +110,7 @@ filled_table! {
     map_peer: fn(*mut Channel, *mut PeerV1) -> i32, or no_map_peer;
     destroy_channel: fn(*mut Channel) -> i32;
     counters: fn(*mut Device, *mut CountersV1) -> i32, or no_counters;
+    describe: fn(*mut Channel, *mut c_char, u32) -> u32, or no_describe;
     last_error: fn(*mut c_char, u32) -> u32;
 }
 
@@ -157,6 +158,10 @@ unsafe extern "C" fn no_allocate(
 
 unsafe extern "C" fn no_counters(_: *mut Device, _: *mut CountersV1) -> i32 {
     STATUS_UNSUPPORTED
+}
+
+unsafe extern "C" fn no_describe(_: *mut Channel, _: *mut c_char, _: u32) -> u32 {
+    0
 }
 
 unsafe extern "C" fn no_wake_fd(_: *mut Device) -> i32 {

@@ -19,7 +19,8 @@ pub(crate) use connect::Arrival;
 pub(crate) use mail::Answer;
 
 use crate::device::{DeviceCore, Kind, Open, lock, next_number};
-use crate::segment::{Half, LINE_BYTES, Segment};
+use crate::direct::{Lender, Reach};
+use crate::segment::{Half, LINE_BYTES, PIECE_BYTES, Segment};
 use crate::socket::is_closed;
 use crate::staging::{Inbound, Outbound};
 use crate::sys::PeerBell;
@@ -49,6 +50,8 @@ pub(crate) struct ChannelInner {
     settled: AtomicBool,
     setup: Mutex<Setup>,
     control: Mutex<Control>,
+    /// What user memory is lent by, once the channel goes to another process.
+    lender: OnceLock<Arc<Lender>>,
     /// How much of the peer's mail was heard.
     heard: AtomicU64,
     pub(crate) outbound: Mutex<Outbound>,
@@ -90,7 +93,9 @@ pub(crate) enum Side {
 pub(crate) struct Other {
     pub(crate) segment: Segment,
     bell: Option<PeerBell>,
-    socket: OwnedFd,
+    socket: Arc<OwnedFd>,
+    /// The direct way to user memory, or why there is none.
+    pub(crate) reach: Result<Reach, String>,
 }
 
 /// Counted by the one thread that posts, or under the outbound lock: plain additions.
@@ -138,6 +143,7 @@ impl Channel {
             settled: AtomicBool::new(false),
             setup: Mutex::default(),
             control: Mutex::new(Control::new()),
+            lender: OnceLock::new(),
             heard: AtomicU64::new(0),
             outbound: Mutex::new(Outbound::new(depth as usize)),
             inbound: Mutex::default(),
@@ -169,6 +175,9 @@ impl Channel {
             return;
         }
         inner.settle();
+        if let Some(lender) = inner.lender.get() {
+            lender.end();
+        }
         inner.device.remove_channel(inner);
         lock(&inner.setup).give_up(&gone(STATUS_NOT_CONNECTED));
         if let Some(link) = inner.link.get() {
@@ -212,6 +221,34 @@ impl ChannelInner {
 
     pub(crate) fn is_same_process(&self) -> bool {
         matches!(self.link.get().map(|link| &link.side), Some(Side::Same(_)))
+    }
+
+    /// The direct way to the peer's user memory, if there is one.
+    pub(crate) fn reach(&self) -> Option<&Reach> {
+        match self.link.get().map(|link| &link.side) {
+            Some(Side::Other(other)) => other.reach.as_ref().ok(),
+            _ => None,
+        }
+    }
+
+    /// How bytes move here, in words.
+    pub(crate) fn describe(&self) -> String {
+        let other = match self.link.get().map(|link| &link.side) {
+            None => return "not connected".to_owned(),
+            Some(Side::Same(_)) => {
+                return "inside one process: all memory is copied through plain pointers"
+                    .to_owned();
+            }
+            Some(Side::Other(other)) => other,
+        };
+        let reach = other.reach.as_ref().map_err(Clone::clone);
+        let user = match reach.and_then(Reach::describe) {
+            Ok(how) => how,
+            Err(why) => {
+                format!("goes through a ring, in pieces of {PIECE_BYTES} bytes, because {why}")
+            }
+        };
+        format!("allocated memory is mapped; user memory {user}")
     }
 
     /// The way to the peer while all is well, by what is known without a system call.
@@ -383,7 +420,7 @@ impl Other {
     }
 
     #[cfg(test)]
-    pub(crate) const fn socket(&self) -> &OwnedFd {
+    pub(crate) fn socket(&self) -> &OwnedFd {
         &self.socket
     }
 

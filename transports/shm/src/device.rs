@@ -15,10 +15,11 @@ use rustix::event::epoll;
 use rustix::io::Errno;
 
 use crate::channel::{Arrival, ChannelInner};
+use crate::direct::Lender;
 use crate::limits::system_fault;
 use crate::region::RegionCore;
 use crate::socket::{Mail, Mailbox, open_listener, take_connection};
-use crate::sys::peer_uid;
+use crate::sys::peer_of;
 use crate::wire::{Frame, Hello, MAX_BLOB_BYTES, MAX_NOTIFIES, Token, same_secret};
 
 /// Time of an empty transfer: a store seen by another core. A figure for planning, not measured
@@ -30,6 +31,9 @@ const BYTES_PER_S: u64 = 10_000_000_000;
 const MAX_STRANGERS: usize = 64;
 /// Connections taken in one go.
 const MAX_ACCEPTS: usize = 64;
+
+/// Whether devices opened from now on stage all user memory. For tests.
+pub(crate) static STAGES: AtomicBool = AtomicBool::new(false);
 
 /// An open device, for the host.
 #[derive(Debug)]
@@ -55,6 +59,10 @@ pub(crate) struct DeviceCore {
     past: Mutex<CountersV1>,
     /// Whether a failing door was told to the log.
     told: AtomicBool,
+    /// What lends user memory to peers, one a channel between processes.
+    lenders: Mutex<Vec<Arc<Lender>>>,
+    /// Whether user memory goes through the ring whatever the system allows.
+    stages: AtomicBool,
 }
 
 /// What keeps a device open.
@@ -135,6 +143,8 @@ impl DeviceCore {
             unconnected: AtomicUsize::new(0),
             past: Mutex::default(),
             told: AtomicBool::new(false),
+            lenders: Mutex::default(),
+            stages: AtomicBool::new(STAGES.load(Ordering::Relaxed)),
         });
         lock(devices()).insert(device.token, Arc::downgrade(&device));
         Ok(device)
@@ -156,6 +166,26 @@ impl DeviceCore {
         lock(devices()).remove(&self.token);
         *lock(&self.door) = None;
         Ok(())
+    }
+
+    pub(crate) fn add_lender(&self, lender: &Arc<Lender>) {
+        lock(&self.lenders).push(Arc::clone(lender));
+    }
+
+    /// What lends user memory; without those that have ended and in whose gates nobody is.
+    pub(crate) fn lenders(&self) -> Vec<Arc<Lender>> {
+        let mut lenders = lock(&self.lenders);
+        lenders.retain(|lender| !lender.is_over());
+        lenders.clone()
+    }
+
+    pub(crate) fn stages(&self) -> bool {
+        self.stages.load(Ordering::Relaxed)
+    }
+
+    /// Sends user memory of channels that connect from now on through the ring.
+    pub(crate) fn stage(&self) {
+        self.stages.store(true, Ordering::Relaxed);
     }
 
     /// Tokens of the process and of the device.
@@ -391,7 +421,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Whether the process at the other end may talk to us: same user, or root.
 pub(crate) fn is_welcome(socket: &OwnedFd) -> bool {
-    peer_uid(socket).is_ok_and(|uid| uid == 0 || uid == rustix::process::geteuid().as_raw())
+    peer_of(socket).is_ok_and(|(_, uid)| uid == 0 || uid == rustix::process::geteuid().as_raw())
 }
 
 fn watch(ready: &OwnedFd, source: &OwnedFd) -> Result<(), Errno> {

@@ -76,8 +76,7 @@ impl Transport for Shm {
     }
 
     fn deregister(_device: &Device, region: &Region) -> Result<(), Fault> {
-        region.close();
-        Ok(())
+        region.close()
     }
 
     fn export_region(_device: &Device, region: &Region) -> Result<Vec<u8>, Fault> {
@@ -118,6 +117,10 @@ impl Transport for Shm {
 
     fn counters(device: &Device) -> CountersV1 {
         device.core.counters()
+    }
+
+    fn describe(channel: &Channel) -> String {
+        channel.inner.describe()
     }
 
     fn post(channel: &Channel, batch: &[DescriptorV1]) -> Posted {

@@ -6,18 +6,19 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use hcomm_transport_abi::{
-    ChannelOptions, Connect, DescriptorV1, Fault, OP_READ, OP_WRITE, STATUS_LINK_DOWN, STATUS_OK,
-    STATUS_PEER_LOST, STATUS_REFUSED, Transport,
+    ChannelOptions, Connect, DescriptorV1, Fault, OP_READ, OP_WRITE, STATUS_BUSY, STATUS_LINK_DOWN,
+    STATUS_OK, STATUS_PEER_LOST, STATUS_REFUSED, STATUS_STALE_KEY, STATUS_SYSTEM, Transport,
 };
 use proptest::prelude::*;
 
 use crate::channel::{Channel, Other, Side};
 use crate::device::DeviceCore;
+use crate::direct::{Move, Place, Stop};
 use crate::export::Shm;
-use crate::region::{Import, Region};
-use crate::segment::{Entry, PIECE_BYTES, SLOTS};
+use crate::region::{Import, Region, Target};
+use crate::segment::{Entry, GATES, PIECE_BYTES, SLOTS, Segment};
 use crate::socket::{open_connection, send_frame};
-use crate::wire::{ChannelBlob, FRAME_BYTES, Frame, Hello, Identity, Token};
+use crate::wire::{ChannelBlob, FRAME_BYTES, Frame, Hello, Identity, Loan, Sample, Token};
 use crate::{export, ops};
 
 #[path = "../tests/rig/host.rs"]
@@ -26,11 +27,22 @@ mod host;
 
 const LOW: Token = [1; 16];
 const HIGH: Token = [2; 16];
+const NO_SAMPLE: Sample = Sample {
+    address: 0,
+    content: [0; 16],
+};
 
 fn open(process: Token) -> Arc<DeviceCore> {
     host::init(crate::transport_v1());
     let host = Shm::open_device(0).unwrap().core.host;
     DeviceCore::open_in(process, host).unwrap()
+}
+
+/// One whose channels reach user memory through the ring.
+fn open_staging(process: Token) -> Arc<DeviceCore> {
+    let device = open(process);
+    device.stage();
+    device
 }
 
 fn channel(device: &Arc<DeviceCore>) -> Channel {
@@ -156,6 +168,7 @@ fn an_answer_without_proof_is_refused() {
         notifies: 2,
         bell_offset: 0,
         fds: 0,
+        sample: NO_SAMPLE,
     });
     assert!(send_frame(&socket, &welcome, &[memory.as_fd()]).unwrap());
     assert_eq!(
@@ -213,6 +226,7 @@ fn a_segment_that_could_shrink_is_refused() {
         notifies: 2,
         bell_offset: 0,
         fds: 0,
+        sample: NO_SAMPLE,
     });
     assert!(send_frame(&socket, &hello, &[loose.as_fd()]).unwrap());
     assert_eq!(b.connect(&blob_a).unwrap_err().status, STATUS_REFUSED);
@@ -241,6 +255,7 @@ fn a_bell_that_is_none_is_refused() {
             notifies: 2,
             bell_offset: offset,
             fds: crate::wire::FD_BELL | crate::wire::FD_EVENT,
+            sample: NO_SAMPLE,
         });
         let fds = [segment.as_fd(), page.as_fd(), event];
         assert!(send_frame(&socket, &hello, &fds).unwrap());
@@ -271,6 +286,7 @@ fn a_frame_out_of_place_breaks_the_link() {
                 notifies: 0,
                 bell_offset: 0,
                 fds: 0,
+                sample: NO_SAMPLE,
             }),
             STATUS_LINK_DOWN,
         ),
@@ -280,6 +296,7 @@ fn a_frame_out_of_place_breaks_the_link() {
                 status: -7,
                 bytes: 0,
                 kind: crate::wire::RegionKind::User,
+                loan: None,
             },
             STATUS_LINK_DOWN,
         ),
@@ -347,8 +364,171 @@ fn many_imports_at_once_are_all_answered() {
 }
 
 #[test]
-fn a_read_through_a_false_outcome_gives_its_status_only() {
+fn who_does_not_leave_a_gate_is_named_and_waited_for_no_longer_than_patience() {
     let (low, high) = (open(LOW), open(HIGH));
+    let (a, b) = (channel(&low), channel(&high));
+    connect(&a, &b).unwrap();
+    let mut memory = [5; 100];
+    let region = registered(&high, &mut memory);
+    let import = import(&a, &high, &region);
+    let mut local = [6; 100];
+    let posted = ops::post(&a, &[transfer(OP_WRITE, &mut local, &import)]);
+    assert_eq!((posted.inline_done, posted.status), (1, STATUS_OK));
+    assert_eq!(memory, [6; 100]);
+    // As of a peer that is stopped in the middle of a transfer.
+    let inside = other(&a).segment.inside();
+    inside.store(region.core.number, Ordering::Release);
+    let fault = region.close().unwrap_err();
+    assert_eq!(fault.status, STATUS_BUSY);
+    let pid = std::process::id().to_string();
+    assert!(fault.text.contains(&pid), "{fault}");
+    // It goes on: the gate is closed.
+    local = [7; 100];
+    let posted = ops::post(&a, &[transfer(OP_WRITE, &mut local, &import)]);
+    assert_eq!((posted.accepted, posted.status), (0, STATUS_STALE_KEY));
+    assert_eq!(region.close(), Ok(()));
+    // Stopped again, and then gone.
+    let region = registered(&high, &mut memory);
+    other(&a)
+        .segment
+        .inside()
+        .store(region.core.number, Ordering::Release);
+    drop(a);
+    assert_eq!(region.close(), Ok(()));
+    drop(region);
+    assert_eq!(memory, [6; 100]);
+}
+
+#[test]
+fn an_end_that_is_destroyed_lends_nothing_and_forgets_nobody_inside() {
+    let (low, high) = (open(LOW), open(HIGH));
+    let (a, b) = (channel(&low), channel(&high));
+    connect(&a, &b).unwrap();
+    let mut memory = [5; 100];
+    let region = registered(&high, &mut memory);
+    let import = import(&a, &high, &region);
+    let segment = &other(&a).segment;
+    segment
+        .inside()
+        .store(region.core.number, Ordering::Release);
+    drop(b);
+    assert_eq!(segment.gate(1).unwrap().load(Ordering::Relaxed), 0);
+    assert_eq!(high.lenders().len(), 1);
+    assert_eq!(region.close().unwrap_err().status, STATUS_BUSY);
+    segment.inside().store(0, Ordering::Release);
+    assert_eq!(region.close(), Ok(()));
+    assert_eq!(high.lenders().len(), 0);
+    let mut local = [6; 100];
+    let posted = ops::post(&a, &[transfer(OP_WRITE, &mut local, &import)]);
+    assert_eq!(posted.accepted, 0);
+    assert_eq!(memory, [5; 100]);
+}
+
+#[test]
+fn false_samples_and_loans_lead_to_errors_only() {
+    let nowhere = 16;
+    let stranger = [9_u64; 4];
+    for address in [nowhere, u64::MAX - 7, stranger.as_ptr() as u64] {
+        let (low, high) = (open(LOW), open(HIGH));
+        let (a, b) = (channel(&low), channel(&high));
+        let (blob_a, blob_b) = (a.blob().unwrap(), blob_of(&b));
+        let segment = crate::limits::reserved_memory("test", 1 << 20).unwrap();
+        let from = blob_of(&a).identity;
+        // The gate to what pretends to be a sample.
+        let mapped = Segment::of_peer(&segment, 2).unwrap();
+        mapped
+            .gate(0)
+            .unwrap()
+            .store(from.channel, Ordering::Release);
+        let socket = open_connection(&blob_b.address).unwrap();
+        let hello = Frame::Hello(Hello {
+            to: blob_b.identity,
+            from,
+            notifies: 2,
+            bell_offset: 0,
+            fds: 0,
+            sample: Sample {
+                address,
+                content: [8; 16],
+            },
+        });
+        assert!(send_frame(&socket, &hello, &[segment.as_fd()]).unwrap());
+        assert_eq!(b.connect(&blob_a), Ok(Connect::Connected));
+        let how = b.inner.describe();
+        assert!(how.contains("through a ring"), "{how}");
+        assert!(b.inner.reach().is_none());
+    }
+    assert_eq!(stranger, [9; 4]);
+
+    let (low, high) = (open(LOW), open(HIGH));
+    let (a, b) = (channel(&low), channel(&high));
+    connect(&a, &b).unwrap();
+    let gate = |index: usize| other(&a).segment.gate(index).unwrap();
+    let mut local = [6; 100];
+    for (index, address, status) in [
+        (1, nowhere, STATUS_SYSTEM),
+        (1, u64::MAX - 50, STATUS_SYSTEM),
+        (1, 0, STATUS_SYSTEM),
+        (2, nowhere, STATUS_STALE_KEY),
+        (u32::MAX, nowhere, STATUS_STALE_KEY),
+    ] {
+        gate(1).store(77, Ordering::Release);
+        let moved = a.inner.reach().unwrap().move_bytes(
+            &other(&a).segment,
+            Place::new(
+                77,
+                Loan {
+                    gate: index,
+                    address,
+                },
+            ),
+            0,
+            export::caller_memory(local.as_mut_ptr(), 100).unwrap(),
+            Move::Write,
+        );
+        assert_eq!(moved, Err(Stop::Failed(status)), "{index} {address}");
+        assert_eq!(other(&a).segment.inside().load(Ordering::Acquire), 0);
+    }
+    assert_eq!(a.inner.check(), Ok(()));
+    drop(b);
+}
+
+#[test]
+fn regions_without_a_free_gate_go_through_the_ring() {
+    let (low, high) = (open(LOW), open(HIGH));
+    let (a, b) = (channel(&low), channel(&high));
+    connect(&a, &b).unwrap();
+    let mut memory = [5; 8];
+    let mut regions: Vec<Region> = (0..GATES).map(|_| registered(&high, &mut memory)).collect();
+    let mut direct = 0;
+    for region in &regions {
+        let import = import(&a, &high, region);
+        direct += usize::from(matches!(
+            import.target,
+            Target::User {
+                direct: Some(_),
+                ..
+            }
+        ));
+    }
+    assert_eq!(direct, GATES - 1, "one is the sample's");
+    assert!(a.inner.describe().contains("some regions"));
+    // A gate that is free again is used again, for a region that had none.
+    regions.remove(3).close().unwrap();
+    let last = import(&a, &high, regions.last().unwrap());
+    assert!(matches!(
+        last.target,
+        Target::User {
+            direct: Some(_),
+            ..
+        }
+    ));
+    drop(b);
+}
+
+#[test]
+fn a_read_through_a_false_outcome_gives_its_status_only() {
+    let (low, high) = (open_staging(LOW), open_staging(HIGH));
     let (a, b) = (channel(&low), channel(&high));
     connect(&a, &b).unwrap();
     let mut memory = [5; 100];
@@ -411,7 +591,7 @@ proptest! {
         entries in prop::collection::vec(entry(0, [0; 16]), 40),
         tail in prop_oneof![4 => 0..=SLOTS, 1 => any::<u64>()],
     ) {
-        let (low, high) = (open(LOW), open(HIGH));
+        let (low, high) = (open_staging(LOW), open_staging(HIGH));
         let (a, b) = (channel(&low), channel(&high));
         connect(&a, &b).unwrap();
         let mut memory = vec![9_u8; 900];
@@ -440,7 +620,7 @@ proptest! {
         outcome in any::<u64>(),
         bytes in 0..100_000_usize,
     ) {
-        let (low, high) = (open(LOW), open(HIGH));
+        let (low, high) = (open_staging(LOW), open_staging(HIGH));
         let (a, b) = (channel(&low), channel(&high));
         connect(&a, &b).unwrap();
         let mut memory = vec![9_u8; 100_000];

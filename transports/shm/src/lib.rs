@@ -1,13 +1,14 @@
 //! Shared memory between processes of one host, and between ranks of one process.
 //!
-//! The one device, `shm0`, moves bytes in three ways; which one is decided when a region is
+//! The one device, `shm0`, moves bytes in four ways; which one is decided when a region is
 //! imported:
 //!
 //! | the peer's memory | the peer is | bytes move by |
 //! |---|---|---|
 //! | any | in this process | a copy through the plain pointer |
 //! | allocated by us | in another process | a copy through a mapping of the same memfd |
-//! | brought by the user | in another process | pieces through a staging ring, applied by the owner's `progress` |
+//! | brought by the user | in another process | one copy by the kernel (`process_vm_readv`, `process_vm_writev`), where a transfer tried out at connect went well |
+//! | the same | the same, where the system forbids that | pieces through a staging ring, applied by the owner's `progress` |
 //!
 //! Notifies are words in memory that the waiter owns and the recorder has mapped. Whatever changes
 //! such memory rings the peer's bell, which costs two loads while nobody sleeps.
@@ -25,7 +26,8 @@
 //! | `channel` | one end: its state and its end; how it connects; what it asks the peer |
 //! | `segment` | the memory of one end: notify lines and ring, byte by byte |
 //! | `ops` | `post`, `poll`, `flush`, `progress`, `check` |
-//! | `staging` | the ring in which memory that cannot be mapped is reached |
+//! | `direct` | user memory in one copy: the try-out, the gates, who may be inside them |
+//! | `staging` | the ring in which memory that can be reached in no other way is reached |
 //! | `socket` | Unix sockets: listener, frames, descriptors beside them |
 //! | `wire` | blobs and socket frames, byte by byte |
 //! | `limits` | system limits in words, and memory that is reserved before it is used |
@@ -35,6 +37,7 @@
 
 mod channel;
 mod device;
+mod direct;
 mod export;
 #[cfg(test)]
 mod hostile;
@@ -51,3 +54,19 @@ pub use channel::Channel;
 pub use device::Device;
 pub use export::{Shm, transport_v1};
 pub use region::{Import, Region};
+
+/// For tests: what a system that forbids the direct way to user memory would do.
+#[doc(hidden)]
+pub mod hook {
+    use core::sync::atomic::Ordering;
+
+    /// Stages user memory on the channels of this device that connect from now on.
+    pub fn stage(device: &crate::Device) {
+        device.core.stage();
+    }
+
+    /// The same for all devices that this process opens from now on.
+    pub fn stage_everywhere() {
+        crate::device::STAGES.store(true, Ordering::Relaxed);
+    }
+}

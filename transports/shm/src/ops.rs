@@ -1,5 +1,6 @@
 //! The fast calls. Written not to panic, not to block and not to allocate; on mapped memory `post`
-//! takes no lock, and makes a system call only to wake a peer that sleeps.
+//! takes no lock, and makes a system call only to wake a peer that sleeps. User memory of another
+//! process is moved inside `post` as well, by system calls, or handed to the ring.
 
 use core::sync::atomic::Ordering;
 use std::sync::MutexGuard;
@@ -7,11 +8,12 @@ use std::sync::MutexGuard;
 use hcomm_transport_abi::{
     CompletionV1, DescriptorV1, FLAG_NOTIFY, OP_NOTIFY, OP_READ, OP_READ_REDUCE, OP_WRITE,
     OP_WRITE_REDUCE, Posted, STATUS_INVALID_ARGUMENT, STATUS_NO_RESOURCE, STATUS_OK,
-    STATUS_OUT_OF_BOUNDS, STATUS_STALE_KEY, STATUS_UNSUPPORTED,
+    STATUS_OUT_OF_BOUNDS, STATUS_PEER_LOST, STATUS_STALE_KEY, STATUS_UNSUPPORTED,
 };
 
 use crate::channel::{Channel, ChannelInner, Link, Other, Side, Tally};
 use crate::device::{DeviceCore, lock};
+use crate::direct::{Move, Place, Reduction, Stop};
 use crate::export::{import_of, local_of};
 use crate::region::Target;
 use crate::staging::{Outbound, Transfer, element_bytes};
@@ -142,7 +144,7 @@ fn take(inner: &ChannelInner, link: &Link, descriptor: &DescriptorV1) -> Result<
     let staged_to = match descriptor.opcode {
         OP_NOTIFY => None,
         OP_WRITE | OP_READ | OP_WRITE_REDUCE | OP_READ_REDUCE => {
-            move_bytes(inner, descriptor, local_of(descriptor)?)?
+            move_bytes(inner, link, descriptor, local_of(descriptor)?)?
         }
         _ => return Err(STATUS_UNSUPPORTED),
     };
@@ -173,9 +175,11 @@ fn take(inner: &ChannelInner, link: &Link, descriptor: &DescriptorV1) -> Result<
     Ok(Taken::Inline)
 }
 
-/// Moves the bytes of a descriptor if its import has an address; otherwise says where they go.
+/// Moves the bytes of a descriptor if there is a way to do so here and now; otherwise says what
+/// the ring calls the place.
 fn move_bytes(
     inner: &ChannelInner,
+    link: &Link,
     descriptor: &DescriptorV1,
     local: Span<'static>,
 ) -> Result<Option<(u64, Token)>, i32> {
@@ -227,9 +231,62 @@ fn move_bytes(
             let open = region.enter().ok_or(STATUS_STALE_KEY)?;
             through(open.span()).map(|()| None)
         }
-        Target::Staged { region, key } => Ok(Some((*region, *key))),
+        Target::User {
+            direct: Some(place),
+            region,
+            key,
+        } => {
+            let reduction = Reduction {
+                host: inner.device().host,
+                element,
+                dtype: descriptor.dtype,
+                redop: descriptor.redop,
+            };
+            let how = match (reads, reduces) {
+                (false, false) => Move::Write,
+                (true, false) => Move::Read,
+                (false, true) => Move::WriteReduce(reduction),
+                (true, true) => Move::ReadReduce(reduction),
+            };
+            match reach_out(inner, link, *place, descriptor.remote_offset, local, how) {
+                Ok(()) => Ok(None),
+                Err(Stop::Forbidden) => Ok(Some((*region, *key))),
+                Err(Stop::Failed(status)) => Err(status),
+            }
+        }
+        Target::User {
+            direct: None,
+            region,
+            key,
+        } => Ok(Some((*region, *key))),
         Target::Asked { .. } => Err(STATUS_INVALID_ARGUMENT),
     }
+}
+
+/// Moves bytes to or from lent memory of the peer.
+fn reach_out(
+    inner: &ChannelInner,
+    link: &Link,
+    place: Place,
+    at: u64,
+    local: Span<'static>,
+    how: Move,
+) -> Result<(), Stop> {
+    let Side::Other(other) = &link.side else {
+        return Err(Stop::Forbidden);
+    };
+    let Ok(reach) = &other.reach else {
+        return Err(Stop::Forbidden);
+    };
+    let moved = reach.move_bytes(&other.segment, place, at, local, how);
+    match moved {
+        Ok(()) if matches!(how, Move::WriteReduce(_) | Move::ReadReduce(_)) => {
+            Tally::add(&inner.tally.bytes_staged, local.bytes() as u64);
+        }
+        Err(Stop::Failed(STATUS_PEER_LOST)) => inner.fail(STATUS_PEER_LOST),
+        _ => {}
+    }
+    moved
 }
 
 /// Whether a notify must go through the ring to keep its place. Refused if it cannot.

@@ -7,12 +7,13 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use hcomm_transport_abi::{
-    Fault, Imported, STATUS_BAD_BLOB, STATUS_LIMIT, STATUS_NOT_CONNECTED, STATUS_OK,
+    Fault, Imported, LOG_ERROR, STATUS_BAD_BLOB, STATUS_LIMIT, STATUS_NOT_CONNECTED, STATUS_OK,
     STATUS_STALE_KEY,
 };
 
 use crate::channel::{Answer, Channel, ChannelInner};
 use crate::device::{DeviceCore, Kind, Open, find_device, next_number, random_token};
+use crate::direct::{Place, Reach, call_in};
 use crate::limits::{reserved_memory, system_fault, whole_pages};
 use crate::segment::map_peer_memory;
 use crate::sys::{Mapping, Span};
@@ -109,9 +110,17 @@ impl Region {
     }
 
     /// Ends it: nobody can find it, and nobody is moving bytes of it, afterwards.
-    pub(crate) fn close(&self) {
-        self.device.device().remove_region(self.core.number);
+    ///
+    /// # Errors
+    /// `STATUS_BUSY` when a peer is inside and does not go on. It may be called again.
+    pub(crate) fn close(&self) -> Result<(), Fault> {
+        let device = self.device.device();
+        device.remove_region(self.core.number);
         self.core.close();
+        match self.core.kind() {
+            RegionKind::User => call_in(&device.lenders(), self.core.number),
+            RegionKind::Allocated => Ok(()),
+        }
     }
 
     /// Whether `bytes` bytes at `address` lie inside.
@@ -124,7 +133,9 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        self.close();
+        if let Err(fault) = self.close() {
+            self.device.device().host.log(LOG_ERROR, &fault.text);
+        }
     }
 }
 
@@ -142,6 +153,15 @@ impl RegionCore {
 
     pub(crate) const fn bytes(&self) -> u64 {
         self.span.bytes() as u64
+    }
+
+    pub(crate) const fn address(&self) -> *mut u8 {
+        self.span.address()
+    }
+
+    /// Whether nobody may enter any more.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.gate.load(Ordering::SeqCst) & CLOSED != 0
     }
 
     /// The memory file of allocated memory.
@@ -162,7 +182,7 @@ impl RegionCore {
     /// Shuts the gate and lets those inside finish: copies in progress on other threads of this
     /// process, which wait for nobody.
     fn close(&self) {
-        self.gate.fetch_or(CLOSED, Ordering::AcqRel);
+        self.gate.fetch_or(CLOSED, Ordering::SeqCst);
         if self.backing.is_some() {
             return;
         }
@@ -212,8 +232,13 @@ pub(crate) enum Target {
     Local(Arc<RegionCore>),
     /// Mapped.
     Mapped(Mapping),
-    /// Through the ring.
-    Staged { region: u64, key: Token },
+    /// User memory of another process: where it may be reached in one copy, and what the ring
+    /// calls it.
+    User {
+        direct: Option<Place>,
+        region: u64,
+        key: Token,
+    },
 }
 
 impl Import {
@@ -258,7 +283,7 @@ impl Import {
             let Some(answer) = channel.inner.ask(blob.number, &blob.key, request)? else {
                 return Ok(None);
             };
-            self.target = accept(blob, answer)?;
+            self.target = accept(blob, answer, channel.inner.reach())?;
         }
         Ok(Some(Imported {
             bytes: self.bytes,
@@ -281,13 +306,13 @@ impl Import {
         match &self.target {
             Target::Local(region) => NonNull::new(region.span.address()),
             Target::Mapped(mapping) => Some(mapping.address()),
-            Target::Asked { .. } | Target::Staged { .. } => None,
+            Target::Asked { .. } | Target::User { .. } => None,
         }
     }
 }
 
 /// Makes a target of what the owner answered to a blob.
-fn accept(blob: &RegionBlob, answer: Answer) -> Result<Target, Fault> {
+fn accept(blob: &RegionBlob, answer: Answer, reach: Option<&Reach>) -> Result<Target, Fault> {
     match answer.status {
         STATUS_OK => {}
         STATUS_LIMIT => {
@@ -313,10 +338,18 @@ fn accept(blob: &RegionBlob, answer: Answer) -> Result<Target, Fault> {
                 whole_pages(blob.bytes).ok_or_else(|| Fault::invalid("region too large"))?;
             map_peer_memory(memory, bytes, "a region").map(Target::Mapped)
         }
-        None => Ok(Target::Staged {
-            region: blob.number,
-            key: blob.key,
-        }),
+        None => {
+            if let (Some(reach), None) = (reach, answer.loan) {
+                reach.decline();
+            }
+            Ok(Target::User {
+                direct: reach
+                    .and(answer.loan)
+                    .map(|loan| Place::new(blob.number, loan)),
+                region: blob.number,
+                key: blob.key,
+            })
+        }
     }
 }
 

@@ -5,6 +5,8 @@
 //! | 0 | 8 | entries the peer has put into the ring |
 //! | 64 | 8 | entries this side has taken from it |
 //! | 128 | 8 | frames the peer has sent on the socket |
+//! | 192 | 8 | number of the region that the peer reaches directly at this moment |
+//! | 256 | 8 a gate | number of the region that the gate lets the peer reach, written by this side |
 //! | 4096 | 64 a notify | notifies, see [`Half`] |
 //! | next page | 128 a slot | entries of the ring |
 //! | behind | 8192 a slot | their data |
@@ -37,6 +39,10 @@ const SERVED: usize = 3;
 const TAIL: usize = 0;
 const HEAD: usize = 8;
 const MAIL: usize = 16;
+const INSIDE: usize = 24;
+const GATE: usize = 32;
+/// Gates of a channel: the rest of the first page.
+pub(crate) const GATES: usize = PAGE_BYTES / 8 - GATE;
 
 /// One end's segment, as seen by either side.
 #[derive(Debug)]
@@ -152,6 +158,16 @@ impl Segment {
     /// Frames sent.
     pub(crate) fn mail(&self) -> &AtomicU64 {
         self.word(MAIL)
+    }
+
+    /// Number of the region that the peer reaches directly at this moment, or 0.
+    pub(crate) fn inside(&self) -> &AtomicU64 {
+        self.word(INSIDE)
+    }
+
+    /// Number of the region that gate `index` is open for, or 0. `None` if there is no such gate.
+    pub(crate) fn gate(&self, index: usize) -> Option<&AtomicU64> {
+        (index < GATES).then(|| self.word(GATE + index))
     }
 
     pub(crate) fn put_entry(&self, position: u64, entry: &Entry) {

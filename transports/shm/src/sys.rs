@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use hcomm_transport_abi::{BellV1, Host, STATUS_INVALID_ARGUMENT};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+use rustix::process::Pid;
 use rustix::thread::futex;
 
 /// Memory mapped by us, unmapped on drop.
@@ -258,8 +259,57 @@ impl PeerBell {
     }
 }
 
-/// User id of the process at the other end of a Unix socket.
-pub(crate) fn peer_uid(socket: &OwnedFd) -> Result<u32, Errno> {
+/// Copies from memory of the process `pid`, from `address` on, until `local` is full or something
+/// stops it; how many bytes it copied.
+pub(crate) fn read_process(pid: Pid, address: u64, local: Span<'_>) -> Result<usize, Errno> {
+    let (here, there) = vectors(local, address)?;
+    moved(|| {
+        // SAFETY: the kernel writes to `local` alone, which is writable for its length. The other
+        // process's memory it reads if it is there, and gives EFAULT otherwise.
+        unsafe { libc::process_vm_readv(pid.as_raw_nonzero().get(), &here, 1, &there, 1, 0) }
+    })
+}
+
+/// Copies into memory of the process `pid`, from `address` on, until all of `local` is there or
+/// something stops it; how many bytes it copied.
+pub(crate) fn write_process(pid: Pid, address: u64, local: Span<'_>) -> Result<usize, Errno> {
+    let (here, there) = vectors(local, address)?;
+    moved(|| {
+        // SAFETY: the kernel reads `local` alone, which is readable for its length. What is written
+        // belongs to another process; the caller has its leave for exactly these bytes.
+        unsafe { libc::process_vm_writev(pid.as_raw_nonzero().get(), &here, 1, &there, 1, 0) }
+    })
+}
+
+fn vectors(local: Span<'_>, address: u64) -> Result<(libc::iovec, libc::iovec), Errno> {
+    let here = libc::iovec {
+        iov_base: local.address().cast(),
+        iov_len: local.bytes(),
+    };
+    let there = libc::iovec {
+        iov_base: core::ptr::without_provenance_mut(
+            usize::try_from(address).map_err(|_| Errno::FAULT)?,
+        ),
+        iov_len: local.bytes(),
+    };
+    Ok((here, there))
+}
+
+fn moved(call: impl Fn() -> isize) -> Result<usize, Errno> {
+    loop {
+        if let Ok(bytes) = usize::try_from(call()) {
+            return Ok(bytes);
+        }
+        match last_errno() {
+            Errno::INTR => {}
+            errno => return Err(errno),
+        }
+    }
+}
+
+/// Process and user at the other end of a Unix socket: who connected, or who listened. No process
+/// if it has no number in our pid namespace.
+pub(crate) fn peer_of(socket: &OwnedFd) -> Result<(Option<Pid>, u32), Errno> {
     let mut who = libc::ucred {
         pid: 0,
         uid: u32::MAX,
@@ -277,8 +327,12 @@ pub(crate) fn peer_uid(socket: &OwnedFd) -> Result<u32, Errno> {
         )
     };
     if rc == 0 {
-        Ok(who.uid)
+        Ok((Pid::from_raw(who.pid), who.uid))
     } else {
-        Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO))
+        Err(last_errno())
     }
+}
+
+fn last_errno() -> Errno {
+    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }

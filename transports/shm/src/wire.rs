@@ -16,7 +16,7 @@ pub(crate) type Token = [u8; 16];
 const CHANNEL_TAG: &[u8; 4] = b"hshC";
 const REGION_TAG: &[u8; 4] = b"hshR";
 const FRAME_TAG: &[u8; 4] = b"hshF";
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 /// An abstract address without its leading zero byte.
 const MAX_ADDRESS_BYTES: usize = 107;
 
@@ -165,6 +165,26 @@ pub(crate) struct Hello {
     pub(crate) bell_offset: u32,
     /// `FD_…` bits of what comes after the segment's descriptor.
     pub(crate) fds: u8,
+    /// What the receiver may try out the direct way on.
+    pub(crate) sample: Sample,
+}
+
+/// Memory of the sender of a [`Hello`], made for a look and a touch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Sample {
+    /// Where it lies in the sender's process; 0 if the sender offers none.
+    pub(crate) address: u64,
+    /// What stands in it.
+    pub(crate) content: Token,
+}
+
+/// Leave to reach a region of the sender directly.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Loan {
+    /// Which gate of the sender's segment must be open.
+    pub(crate) gate: u32,
+    /// Where the region lies in the sender's process.
+    pub(crate) address: u64,
 }
 
 /// A message on the socket of a channel. All have the same length.
@@ -186,6 +206,7 @@ pub(crate) enum Frame {
         status: i32,
         bytes: u64,
         kind: RegionKind,
+        loan: Option<Loan>,
     },
 }
 
@@ -202,6 +223,8 @@ impl Frame {
                 out.extend_from_slice(&hello.notifies.to_le_bytes());
                 out.extend_from_slice(&hello.bell_offset.to_le_bytes());
                 out.push(hello.fds);
+                out.extend_from_slice(&hello.sample.address.to_le_bytes());
+                out.extend_from_slice(&hello.sample.content);
             }
             Self::Ask {
                 request,
@@ -218,12 +241,17 @@ impl Frame {
                 status,
                 bytes,
                 kind,
+                loan,
             } => {
                 out.push(3);
                 out.extend_from_slice(&request.to_le_bytes());
                 out.extend_from_slice(&status.to_le_bytes());
                 out.extend_from_slice(&bytes.to_le_bytes());
                 out.push(kind.number());
+                out.push(u8::from(loan.is_some()));
+                let (gate, address) = loan.map_or((0, 0), |loan| (loan.gate, loan.address));
+                out.extend_from_slice(&gate.to_le_bytes());
+                out.extend_from_slice(&address.to_le_bytes());
             }
         }
         let mut frame = [0; FRAME_BYTES];
@@ -247,6 +275,10 @@ impl Frame {
                     notifies: rest.u32().filter(|&n| n <= MAX_NOTIFIES)?,
                     bell_offset: rest.u32()?,
                     fds: rest.u8().filter(|bits| bits & !(FD_BELL | FD_EVENT) == 0)?,
+                    sample: Sample {
+                        address: rest.u64()?,
+                        content: rest.token()?,
+                    },
                 };
                 Some(if kind == 0 {
                     Self::Hello(hello)
@@ -264,6 +296,14 @@ impl Frame {
                 status: rest.u32()?.cast_signed(),
                 bytes: rest.u64()?,
                 kind: RegionKind::from_number(rest.u8()?)?,
+                loan: {
+                    let lent = rest.u8().filter(|&lent| lent < 2)? == 1;
+                    let loan = Loan {
+                        gate: rest.u32()?,
+                        address: rest.u64()?,
+                    };
+                    lent.then_some(loan)
+                },
             }),
             _ => None,
         }
@@ -393,14 +433,18 @@ mod tests {
             0..=MAX_NOTIFIES,
             any::<u32>(),
             0..4_u8,
+            any::<(u64, Token)>(),
         )
-            .prop_map(|(to, from, notifies, bell_offset, fds)| Hello {
-                to,
-                from,
-                notifies,
-                bell_offset,
-                fds,
-            })
+            .prop_map(
+                |(to, from, notifies, bell_offset, fds, (address, content))| Hello {
+                    to,
+                    from,
+                    notifies,
+                    bell_offset,
+                    fds,
+                    sample: Sample { address, content },
+                },
+            )
     }
 
     proptest! {
@@ -437,12 +481,14 @@ mod tests {
         fn frames_come_back(
             hello in hello(), request in any::<u64>(), number in any::<u64>(),
             key in any::<Token>(), status in any::<i32>(), bytes in any::<u64>(), kind in kind(),
+            lent in any::<Option<(u32, u64)>>(),
         ) {
+            let loan = lent.map(|(gate, address)| Loan { gate, address });
             for frame in [
                 Frame::Hello(hello.clone()),
                 Frame::Welcome(hello.clone()),
                 Frame::Ask { request, number, key },
-                Frame::Give { request, status, bytes, kind },
+                Frame::Give { request, status, bytes, kind, loan },
             ] {
                 prop_assert_eq!(Frame::decode(&frame.encode()), Some(frame));
             }
@@ -453,7 +499,7 @@ mod tests {
             mut bytes in prop::collection::vec(any::<u8>(), 0..256), forge in 0..4_u8,
         ) {
             // Some with a right beginning, so that the fields behind it are reached.
-            let tag: &[u8] = [&b""[..], b"hshC\x01", b"hshR\x01", b"hshF\x01"][usize::from(forge)];
+            let tag: &[u8] = [&b""[..], b"hshC\x02", b"hshR\x02", b"hshF\x02"][usize::from(forge)];
             for (slot, byte) in bytes.iter_mut().zip(tag) {
                 *slot = *byte;
             }

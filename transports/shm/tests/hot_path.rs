@@ -46,8 +46,17 @@ fn agent() {
 
 #[test]
 fn nothing_is_allocated_between_submit_and_completion() {
+    for stages in [false, true] {
+        nothing_is_allocated(stages);
+    }
+}
+
+fn nothing_is_allocated(stages: bool) {
     let mut agent = Agent::start();
     let device = Device::open();
+    if stages {
+        hcomm_transport_shm::hook::stage(&device.0);
+    }
     let end = device.channel(1);
     agent.connect(&device, &end, 1);
     let mut imports = Vec::new();

@@ -43,6 +43,29 @@ fn pair(notifies: u32) -> (Device, End, Agent) {
     (device, end, agent)
 }
 
+/// The same where user memory goes through the ring.
+fn staged_pair(notifies: u32) -> (Device, End, Agent) {
+    let mut agent = Agent::start();
+    let device = Device::open();
+    hcomm_transport_shm::hook::stage(&device.0);
+    assert_eq!(agent.ask("stage"), "staging");
+    let end = device.channel(notifies);
+    agent.connect(&device, &end, notifies);
+    (device, end, agent)
+}
+
+/// A pair of which this side reaches the agent's user memory directly; `None`, with a line, where
+/// the system forbids it.
+fn direct_pair(notifies: u32) -> Option<(Device, End, Agent)> {
+    let pair = pair(notifies);
+    let how = Shm::describe(&pair.1.0);
+    if how.contains("one copy") {
+        return Some(pair);
+    }
+    eprintln!("skipped: {how}");
+    None
+}
+
 fn import(device: &Device, end: &End, blob: &str) -> Remote {
     end.import(&unhex(blob), || {
         device.progress();
@@ -107,7 +130,7 @@ fn a_sleeping_peer_is_woken_by_the_bell() {
 
 #[test]
 fn user_memory_is_written_and_read_through_the_ring() {
-    let (device, end, mut agent) = pair(1);
+    let (device, end, mut agent) = staged_pair(1);
     let bytes = SIZES[SIZES.len() - 1] + 3;
     let blob = agent.ask(&format!("register {bytes} 1"));
     let remote = import(&device, &end, &blob);
@@ -134,10 +157,23 @@ fn user_memory_is_written_and_read_through_the_ring() {
 
 #[test]
 fn user_memory_is_reduced_through_the_ring() {
-    let (device, end, mut agent) = pair(1);
+    let (device, end, agent) = staged_pair(1);
+    reductions(&device, &end, agent);
+}
+
+#[test]
+fn user_memory_is_reduced_directly() {
+    let Some((device, end, agent)) = direct_pair(1) else {
+        return;
+    };
+    reductions(&device, &end, agent);
+}
+
+/// Sum at the agent, and maximum here, of more elements than any buffer holds.
+fn reductions(device: &Device, end: &End, mut agent: Agent) {
     let count = 70_001_usize;
     let blob = agent.ask(&format!("register {} 1", count * 4));
-    let remote = import(&device, &end, &blob);
+    let remote = import(device, end, &blob);
     let theirs: Vec<i32> = pattern(1, count * 4)
         .chunks_exact(4)
         .map(|four| i32::from_le_bytes(four.try_into().unwrap()))
@@ -158,10 +194,10 @@ fn user_memory_is_reduced_through_the_ring() {
         0,
         count * 4,
     );
-    assert_eq!(end.finish(&device, reducing(write, 2, 0)), STATUS_OK);
+    assert_eq!(end.finish(device, reducing(write, 2, 0)), STATUS_OK);
     let mut back = vec![0_i32; count];
     let read = transfer(OP_READ, back.as_mut_ptr().cast(), &remote, 0, count * 4);
-    assert_eq!(end.finish(&device, read), STATUS_OK);
+    assert_eq!(end.finish(device, read), STATUS_OK);
     assert!(back == sum);
 
     let read = transfer(
@@ -171,7 +207,7 @@ fn user_memory_is_reduced_through_the_ring() {
         0,
         count * 4,
     );
-    assert_eq!(end.finish(&device, reducing(read, 2, 2)), STATUS_OK);
+    assert_eq!(end.finish(device, reducing(read, 2, 2)), STATUS_OK);
     let largest: Vec<i32> = sum
         .iter()
         .enumerate()
@@ -183,7 +219,7 @@ fn user_memory_is_reduced_through_the_ring() {
 
 #[test]
 fn a_notify_does_not_overtake_staged_bytes() {
-    let (device, end, mut agent) = pair(2);
+    let (device, end, mut agent) = staged_pair(2);
     let bytes = 1 << 20;
     let user = agent.ask(&format!("register {bytes} 0"));
     let mapped = agent.ask("allocate 64 0");
@@ -231,7 +267,7 @@ fn a_notify_does_not_overtake_staged_bytes() {
 
 #[test]
 fn both_sides_stage_large_transfers_at_once() {
-    let (device, end, mut agent) = pair(1);
+    let (device, end, mut agent) = staged_pair(1);
     let bytes = 2 << 20;
     let blob = agent.ask(&format!("register {bytes} 1"));
     let remote = import(&device, &end, &blob);
@@ -271,6 +307,7 @@ fn both_sides_stage_large_transfers_at_once() {
 fn a_full_queue_is_back_pressure() {
     let mut agent = Agent::start();
     let device = Device::open();
+    hcomm_transport_shm::hook::stage(&device.0);
     let end = device.try_channel(1, 4).unwrap();
     agent.connect(&device, &end, 1);
     let blob = agent.ask("register 600000 1");
@@ -305,7 +342,7 @@ fn a_full_queue_is_back_pressure() {
 
 #[test]
 fn stale_keys_are_refused() {
-    let (device, end, mut agent) = pair(2);
+    let (device, end, mut agent) = staged_pair(2);
     let user = agent.ask("register 100000 1");
     let allocated = agent.ask("allocate 100 1");
     let remote = import(&device, &end, &user);
@@ -391,7 +428,7 @@ fn a_wrong_key_or_size_is_refused() {
 
 #[test]
 fn a_killed_peer_is_seen() {
-    let (device, end, mut agent) = pair(1);
+    let (device, end, mut agent) = staged_pair(1);
     let blob = agent.ask("register 4000000 1");
     let allocated = agent.ask("allocate 4096 1");
     let remote = import(&device, &end, &blob);
@@ -432,4 +469,166 @@ fn a_destroyed_end_is_seen() {
     agent.connect(&device, &end, 1);
     assert_eq!(end.post(notify(0, [8, 9])), (true, STATUS_OK));
     assert_eq!(agent.ask("peek 0"), "1 [8, 9]");
+}
+
+#[test]
+fn user_memory_is_written_and_read_directly() {
+    let Some((device, end, mut agent)) = direct_pair(1) else {
+        return;
+    };
+    let bytes = SIZES[SIZES.len() - 1] + 3;
+    let blob = agent.ask(&format!("register {bytes} 1"));
+    let remote = import(&device, &end, &blob);
+    assert_eq!((remote.bytes, remote.address), (bytes as u64, None));
+    // The owner takes no part.
+    assert_eq!(agent.ask("still"), "still");
+    let mut expected = pattern(1, bytes);
+    for (round, size) in SIZES.into_iter().enumerate() {
+        // Odd places on both sides.
+        let mut data = pattern(100 + round as u64, size + 5);
+        let write = transfer(OP_WRITE, data[5..].as_mut_ptr(), &remote, 3, size);
+        let write = with_notify(write, 0, [round as u64 + 1, 0]);
+        assert_eq!(end.post(write), (true, STATUS_OK), "{size}");
+        expected[3..3 + size].copy_from_slice(&data[5..]);
+        let mut back = vec![0; bytes + 1];
+        let read = transfer(OP_READ, back[1..].as_mut_ptr(), &remote, 0, bytes);
+        assert_eq!(end.post(read), (true, STATUS_OK), "{size}");
+        assert!(back[1..] == expected, "after a write of {size}");
+    }
+    let rounds = SIZES.len();
+    assert_eq!(agent.ask("peek 0"), format!("{rounds} [{rounds}, 0]"));
+    assert!(unhex(&agent.ask(&format!("bytes 0 0 {bytes}"))) == expected);
+    let counted = device.counters();
+    assert_eq!(counted.bytes_staged, 0);
+    assert_eq!(counted.bytes_read, (rounds * bytes) as u64);
+    assert_eq!(end.flush(), Ok(true));
+    for (offset, bytes) in [(bytes as u64, 1), (0, bytes as u64 + 1), (u64::MAX, 2)] {
+        let mut beyond = transfer(OP_WRITE, expected.as_mut_ptr(), &remote, offset, 0);
+        beyond.bytes = bytes;
+        assert_eq!(end.post(beyond), (false, STATUS_OUT_OF_BOUNDS));
+    }
+    end.release(remote);
+}
+
+#[test]
+fn both_sides_reach_each_other_directly() {
+    let Some((device, end, mut agent)) = direct_pair(1) else {
+        return;
+    };
+    let bytes = 100_003;
+    let ours = device.register(bytes);
+    ours.put(0, &pattern(2, bytes));
+    agent.tell(&format!("import {}", hex(&device.export(&ours))));
+    std::thread::scope(|scope| {
+        let answer = scope.spawn(|| agent.answer());
+        until("the agent's import", || {
+            device.progress();
+            answer.is_finished().then_some(())
+        });
+        assert_eq!(answer.join().unwrap(), "imported");
+    });
+    // From here on this side does nothing but look.
+    agent.ask(&format!("register {bytes} 5"));
+    assert_eq!(
+        agent.ask(&format!("move {OP_READ} 0 0 0 {bytes}")),
+        STATUS_OK.to_string()
+    );
+    assert!(unhex(&agent.ask(&format!("bytes 0 0 {bytes}"))) == pattern(2, bytes));
+    agent.ask(&format!("register {bytes} 6"));
+    assert_eq!(
+        agent.ask(&format!("move {OP_WRITE} 1 0 1 {}", bytes - 1)),
+        STATUS_OK.to_string()
+    );
+    assert!(ours.get(1, bytes - 1) == pattern(6, bytes)[..bytes - 1]);
+    assert_eq!(ours.get(0, 1), pattern(2, 1));
+    assert_eq!(agent.ask("staged"), "0");
+    assert_eq!(end.check(), Ok(()));
+}
+
+#[test]
+fn what_was_deregistered_is_not_written_to_any_more() {
+    let Some((device, end, mut agent)) = direct_pair(1) else {
+        return;
+    };
+    let bytes = 2_000_000;
+    let mut data = vec![255; bytes];
+    for round in 0..20 {
+        let blob = agent.ask(&format!("register {bytes} 1"));
+        let remote = import(&device, &end, &blob);
+        agent.tell(&format!("retire {round}"));
+        // Until the owner has taken it back, in the middle of a transfer as a rule.
+        let status = until("the end of the region", || {
+            let write = transfer(OP_WRITE, data.as_mut_ptr(), &remote, 0, bytes);
+            let (inline, status) = end.post(write);
+            assert_eq!(inline, status == STATUS_OK);
+            (!inline).then_some(status)
+        });
+        assert_eq!(status, STATUS_STALE_KEY);
+        let write = transfer(OP_WRITE, data.as_mut_ptr(), &remote, 0, 0);
+        assert_eq!(
+            end.post(with_notify(write, 0, [0; 2])),
+            (false, STATUS_STALE_KEY)
+        );
+        assert_eq!(agent.answer(), "quiet");
+        end.release(remote);
+    }
+    assert_eq!(agent.ask("peek 0"), "0 [0, 0]");
+    assert_eq!(end.check(), Ok(()));
+}
+
+#[test]
+fn a_peer_that_is_killed_while_its_memory_is_reached_is_lost() {
+    for opcode in [OP_WRITE, OP_READ, OP_WRITE_REDUCE, OP_READ_REDUCE] {
+        let Some((device, end, mut agent)) = direct_pair(1) else {
+            return;
+        };
+        let bytes = 4 << 20;
+        let blob = agent.ask(&format!("register {bytes} 1"));
+        let remote = import(&device, &end, &blob);
+        let mut data = vec![0; bytes];
+        let mut rounds = 0;
+        let killer = agent.pid();
+        let status = until("the loss", || {
+            rounds += 1;
+            if rounds == 3 {
+                let pid = rustix::process::Pid::from_raw(killer.cast_signed()).unwrap();
+                rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+            }
+            let descriptor = transfer(opcode, data.as_mut_ptr(), &remote, 0, bytes);
+            let (inline, status) = end.post(reducing(descriptor, 2, 0));
+            (!inline).then_some(status)
+        });
+        assert_eq!(status, STATUS_PEER_LOST);
+        assert_eq!(end.check(), Err(STATUS_PEER_LOST));
+        assert_eq!(end.post(notify(0, [0; 2])), (false, STATUS_PEER_LOST));
+        end.release(remote);
+        drop(end);
+        device.close().unwrap();
+    }
+}
+
+#[test]
+fn an_owner_whose_peer_was_killed_inside_gets_its_memory_back() {
+    let Some((device, end, mut agent)) = direct_pair(1) else {
+        return;
+    };
+    let mut ours = device.register(8 << 20);
+    agent.tell(&format!("import {}", hex(&device.export(&ours))));
+    std::thread::scope(|scope| {
+        let answer = scope.spawn(|| agent.answer());
+        until("the agent's import", || {
+            device.progress();
+            answer.is_finished().then_some(())
+        });
+        answer.join().unwrap();
+    });
+    agent.ask(&format!("register {} 255", 8 << 20));
+    // It is killed somewhere inside, or just before or after.
+    agent.tell(&format!("move {OP_WRITE} 0 0 0 {}", 8 << 20));
+    until("the first bytes", || {
+        (ours.get(0, 8) != [0; 8]).then_some(())
+    });
+    agent.kill();
+    device.deregister(&mut ours);
+    assert_eq!(end.check(), Err(STATUS_PEER_LOST));
 }

@@ -4,6 +4,7 @@
 
 mod launch;
 mod output;
+mod pair;
 mod perf;
 mod run;
 mod sizes;
@@ -35,6 +36,14 @@ enum Command {
     Topo(topo::TopoArgs),
     /// Show each transport plugin: used, or refused because of what
     Transports(transports::TransportsArgs),
+    /// One end of a link that is tried (used by `transports` and `topo`)
+    #[command(hide = true)]
+    PairEnd {
+        /// Name of the transport.
+        transport: String,
+        /// Name of its device.
+        device: String,
+    },
     /// Becomes a program tied to the life of the process that started it (used by `run`)
     #[command(hide = true)]
     ExecTied {
@@ -70,6 +79,7 @@ fn dispatch(command: Command) -> Result<u8> {
         Command::Run(args) => run::run(args),
         Command::Topo(args) => topo::topo(&args),
         Command::Transports(args) => transports::transports(&args),
+        Command::PairEnd { transport, device } => pair::end(&transport, &device),
         Command::ExecTied {
             launcher,
             descriptors,

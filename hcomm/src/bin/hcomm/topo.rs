@@ -8,7 +8,7 @@ use hcomm::{Options, RankGraph};
 use hcomm_topo::{Allowed, Layer};
 use hcomm_types::{Error, ErrorKind, Rank, Result};
 
-use crate::output;
+use crate::{output, transports};
 
 /// Shows the rank graph: hosts, endpoints, and the link chosen between each pair of ranks. Without
 /// --load it is that of N ranks on this host; under a launcher it is that of its job.
@@ -46,7 +46,13 @@ pub(crate) fn topo(args: &TopoArgs) -> Result<u8> {
         (Some(path), _) => fs::write(path, graph.to_json() + "\n")
             .map_err(|error| Error::system(format!("writing {}", path.display()), error)),
         (None, true) => print(&graph.to_dot()),
-        (None, false) => print(&describe(&graph, &allowed)),
+        (None, false) => {
+            let mut text = describe(&graph, &allowed);
+            if args.load.is_none() {
+                text += &tried(&options)?;
+            }
+            print(&text)
+        }
     }
     .map(|()| 0)
 }
@@ -70,6 +76,20 @@ fn discovered(args: &TopoArgs, options: &Options) -> Result<RankGraph> {
         return Ok(graph);
     }
     hcomm_ctrl::local_graph(args.ranks, &hcomm::load_transports(options)?)
+}
+
+/// A line for each device: how two processes of this host move bytes over it.
+fn tried(options: &Options) -> Result<String> {
+    let mut lines = String::new();
+    for plugin in hcomm::load_transports(options)?.used() {
+        for device in plugin.devices()? {
+            if let Some(how) = transports::tried(plugin.name(), &device) {
+                let (transport, device) = (plugin.name(), device.name);
+                lines += &format!("\nprocesses of this host, {transport} {device}: {how}");
+            }
+        }
+    }
+    Ok(lines)
 }
 
 fn describe(graph: &RankGraph, allowed: &Allowed) -> String {

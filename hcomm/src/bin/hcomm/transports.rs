@@ -4,9 +4,10 @@ use std::fmt::Write as _;
 
 use clap::Args;
 use hcomm::{Options, Outcome, Source};
+use hcomm_transport::{Capabilities, DeviceInfo};
 use hcomm_types::Result;
 
-use crate::output;
+use crate::{output, pair};
 
 /// Shows each transport plugin: used, or refused because of what; and the devices, capabilities and
 /// limits of those in use.
@@ -81,6 +82,9 @@ pub(crate) fn transports(args: &TransportsArgs) -> Result<u8> {
                     ),
                     limit(device.max_blob_bytes.into(), "bytes a blob"),
                 );
+                if let Some(how) = tried(&candidate.name, &device) {
+                    let _ = writeln!(report, "        two processes here: {how}");
+                }
             }
         }
     }
@@ -93,6 +97,18 @@ pub(crate) fn transports(args: &TransportsArgs) -> Result<u8> {
     }
     let _ = output::print(report.trim_end())?;
     Ok(u8::from(used == 0))
+}
+
+/// How two processes of this host move bytes over a device, found out by connecting two; `None` if
+/// it goes to no other process, or its transport has nothing to tell.
+pub(crate) fn tried(transport: &str, device: &DeviceInfo) -> Option<String> {
+    if !device.capabilities.contains(Capabilities::CROSS_PROCESS) {
+        return None;
+    }
+    match pair::describe(transport, &device.name) {
+        Ok(words) => (!words.is_empty()).then_some(words),
+        Err(error) => Some(error.to_string()),
+    }
 }
 
 /// A limit in words. Transports without one give the largest number of a type.

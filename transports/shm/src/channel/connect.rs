@@ -14,12 +14,13 @@ use rustix::io::Errno;
 
 use super::{Channel, ChannelInner, Other, Side, gone};
 use crate::device::{find_device, is_welcome, lock};
+use crate::direct::{Lender, Life, Reach};
 use crate::export::bell_of;
 use crate::limits::system_fault;
 use crate::segment::{Segment, map_peer_memory};
 use crate::socket::{Mail, Mailbox, open_connection, send_frame};
 use crate::sys::PeerBell;
-use crate::wire::{ChannelBlob, FD_BELL, FD_EVENT, Frame, Hello, Identity};
+use crate::wire::{ChannelBlob, FD_BELL, FD_EVENT, Frame, Hello, Identity, Sample};
 
 /// A peer that knocked and proved itself.
 #[derive(Debug)]
@@ -33,6 +34,12 @@ pub(crate) struct Arrival {
 /// Peers that may wait for `connect` to say whether they are meant. Each has shown the channel's
 /// token, so more than one is a mistake somewhere, not a crowd.
 const MAX_ARRIVALS: usize = 8;
+
+/// What is offered where nothing may be tried.
+const NO_SAMPLE: Sample = Sample {
+    address: 0,
+    content: [0; 16],
+};
 
 /// Connecting between processes.
 #[derive(Debug, Default)]
@@ -161,6 +168,11 @@ impl ChannelInner {
         let mut setup = lock(&self.setup);
         if setup.memory.is_none() {
             setup.memory = Some(self.end.segment.share()?);
+            if !self.device.stages() && self.lender.get().is_none() {
+                let lender = Lender::open(&self.end, self.number())?;
+                self.device.add_lender(&lender);
+                let _ = self.lender.set(lender);
+            }
         }
         if active {
             self.reach_out(&mut setup, peer)
@@ -287,6 +299,7 @@ impl ChannelInner {
             notifies: self.end.segment.notifies(),
             bell_offset: self.device.host.table().bell_offset,
             fds: bits,
+            sample: self.lender.get().map_or(NO_SAMPLE, |lender| lender.offer()),
         });
         match send_frame(socket, &frame, &fds) {
             Ok(sent) => Ok(sent),
@@ -328,11 +341,32 @@ impl ChannelInner {
             .map_err(|errno| system_fault("watching the peer's socket", errno))?;
         lock(&self.control).mailbox = mailbox;
         setup.memory = None;
+        let socket = Arc::new(socket);
+        let reach = if self.device.stages() {
+            Err("it was switched off for a test".to_owned())
+        } else {
+            self.try_direct(&socket, &segment, hello)
+        };
         Ok(Side::Other(Box::new(Other {
             segment,
             bell,
             socket,
+            reach,
         })))
+    }
+
+    /// Finds out who the peer is and whether its memory can be reached in one copy.
+    fn try_direct(
+        &self,
+        socket: &Arc<OwnedFd>,
+        segment: &Segment,
+        hello: &Hello,
+    ) -> Result<Reach, String> {
+        let life = Arc::new(Life::of(socket)?);
+        if let Some(lender) = self.lender.get() {
+            lender.meet(&life);
+        }
+        Reach::try_out(&life, segment, hello.from.channel, &hello.sample)
     }
 }
 

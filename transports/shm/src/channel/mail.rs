@@ -13,7 +13,7 @@ use super::{ChannelInner, Other, Side, gone};
 use crate::device::lock;
 use crate::region::RegionCore;
 use crate::socket::{Mail, Mailbox, send_frame};
-use crate::wire::{Frame, RegionKind, Token};
+use crate::wire::{Frame, Loan, RegionKind, Token};
 
 /// Questions to the peer that may be without an answer. Few enough for both sockets' buffers, so
 /// that two sides that ask and answer at once never block each other.
@@ -28,6 +28,7 @@ pub(crate) struct Answer {
     pub(crate) bytes: u64,
     pub(crate) kind: RegionKind,
     pub(crate) memory: Option<OwnedFd>,
+    pub(crate) loan: Option<Loan>,
 }
 
 /// Questions and answers on the socket.
@@ -152,6 +153,7 @@ impl ChannelInner {
                         bytes,
                         kind,
                         memory: None,
+                        loan: None,
                     },
                 ),
                 Mail::Short(_) => Err(STATUS_LINK_DOWN),
@@ -179,6 +181,10 @@ impl ChannelInner {
                     kind: region
                         .as_ref()
                         .map_or(RegionKind::User, |region| region.kind()),
+                    loan: region
+                        .as_ref()
+                        .filter(|region| region.kind() == RegionKind::User)
+                        .and_then(|region| self.lender.get()?.lend(region)),
                 };
                 control.unsent = Some((answer, region));
                 Ok(())
@@ -188,6 +194,7 @@ impl ChannelInner {
                 status,
                 bytes,
                 kind,
+                loan,
             } => control.take(
                 request,
                 Answer {
@@ -195,6 +202,7 @@ impl ChannelInner {
                     bytes,
                     kind,
                     memory: fds.into_iter().next(),
+                    loan,
                 },
             ),
             Frame::Hello(_) | Frame::Welcome(_) => Err(STATUS_LINK_DOWN),

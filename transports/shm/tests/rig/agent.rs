@@ -78,6 +78,10 @@ impl Agent {
         assert_eq!(self.answer(), "connected");
     }
 
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     pub(crate) fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
@@ -92,9 +96,14 @@ impl Drop for Agent {
     }
 }
 
+/// Whether this is the second process.
+pub(crate) fn is_asked_for() -> bool {
+    std::env::var_os(ROLE).is_some()
+}
+
 /// The second process. Between lines it calls `progress`, unless it was told to stand still.
 pub(crate) fn serve() {
-    assert!(std::env::var_os(ROLE).is_some(), "run by other tests only");
+    assert!(is_asked_for(), "run by other tests only");
     let (lines, inbox) = channel();
     std::thread::spawn(move || {
         for line in std::io::stdin().lines().map_while(Result::ok) {
@@ -180,6 +189,19 @@ impl State {
                 self.device.deregister(&mut self.memory[number(1)]);
                 "deregistered".to_owned()
             }
+            // Deregisters, and sees whether the memory still changes.
+            "retire" => {
+                let memory = &mut self.memory[number(1)];
+                self.device.deregister(memory);
+                memory.put(0, &vec![0; memory.bytes]);
+                for _ in 0..20 {
+                    std::thread::yield_now();
+                    if memory.get(0, memory.bytes).iter().any(|&byte| byte != 0) {
+                        return "written to".to_owned();
+                    }
+                }
+                "quiet".to_owned()
+            }
             "bytes" => hex(&self.memory[number(1)].get(number(2), number(3))),
             "put" => {
                 self.memory[number(1)].put(number(2), &unhex(words[3]));
@@ -229,6 +251,11 @@ impl State {
                 }
                 Err(fault) => fault.status.to_string(),
             },
+            "stage" => {
+                hcomm_transport_shm::hook::stage(&self.device.0);
+                "staging".to_owned()
+            }
+            "staged" => self.device.counters().bytes_staged.to_string(),
             // move OPCODE MEMORY REMOTE OFFSET BYTES: from the beginning of the memory.
             "move" => {
                 let local = self.memory[number(2)].pointer();
