@@ -548,6 +548,9 @@ typedef struct hcomm_transport_v1_t {
     int32_t (*destroy_channel)(hcomm_channel_t *channel);
     // Fills in the counters of a device. *Optional.*
     int32_t (*counters)(hcomm_device_t *device, struct hcomm_counters_v1_t *out);
+    // Says, for people, in which way a connected channel moves bytes, and why in that way: writes
+    // at most `capacity` bytes of UTF-8 without a closing zero; returns how many. *Optional.*
+    uint32_t (*describe)(hcomm_channel_t *channel, char *text, uint32_t capacity);
     // Writes the text to the latest negative status on this OS thread: at most `capacity` bytes
     // without a closing zero; returns how many.
     uint32_t (*last_error)(char *text, uint32_t capacity);
