@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use hcomm::Options;
 use hcomm_types::{Error, ErrorKind, Result};
 
-use crate::output;
+use crate::output::{self, Reader};
 
 /// After this long a process gives up finding the other one.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -56,7 +56,9 @@ pub(crate) fn end(transport: &str, device: &str) -> Result<u8> {
     let found = plugin.devices()?.into_iter().find(|one| one.name == device);
     let device = found.ok_or_else(missing)?.open()?;
     let channel = device.create_channel(1, 1)?;
-    output::print(&hex(&channel.blob()?))?;
+    let Reader::There = output::print(&hex(&channel.blob()?))? else {
+        return Ok(0);
+    };
     let mut input = std::io::stdin().lock();
     let mut line = String::new();
     input
@@ -79,9 +81,10 @@ pub(crate) fn end(transport: &str, device: &str) -> Result<u8> {
             }
         }
     }
-    output::print(&channel.describe())?;
-    // The other one may still be connecting.
-    let _ = input.read_to_end(&mut Vec::new());
+    if let Reader::There = output::print(&channel.describe())? {
+        // The other one may still be connecting.
+        let _ = input.read_to_end(&mut Vec::new());
+    }
     Ok(0)
 }
 

@@ -36,7 +36,8 @@ fn a_table_that_does_not_fit_says_what_was_found_and_expected() {
         &["0x0050546d6d6f6369; expected 0x0050546d6d6f6368"],
     );
     assert_refused("major", &["major version 1; expected 0"]);
-    assert_refused("short_table", &["16 bytes; expected 200"]);
+    let expected = size_of::<hcomm_transport_abi::TransportV1>();
+    assert_refused("short_table", &[&format!("16 bytes; expected {expected}")]);
 }
 
 #[test]
