@@ -124,6 +124,6 @@ pub use domain::{Domain, Peers};
 pub use memory::Buffers;
 pub use program::{At, Op, Program, ProgramLink, ProgramParts, SlotKind};
 pub use reduce::{reduce, reduce_kernel, vector_level};
-pub use slice::{RemoteSlice, Slice};
+pub use slice::{Memory, RemoteSlice, Slice};
 pub use thread::{Engine, Thread};
 pub use work::BatchOp;

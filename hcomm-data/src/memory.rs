@@ -90,6 +90,10 @@ impl<'a> Place<'a> {
         self.bytes
     }
 
+    pub(crate) const fn address(self) -> NonNull<u8> {
+        self.address
+    }
+
     /// Whether it begins at the same byte.
     pub(crate) fn is_at(self, other: Self) -> bool {
         self.address == other.address

@@ -38,11 +38,18 @@ pub(crate) struct Runner {
 /// How far one task is.
 #[derive(Clone, Copy, Default)]
 struct Progress {
-    /// Whether its bytes are on their way and its notify is left, or its first operand is in
-    /// place and the second is left.
-    half_done: bool,
+    /// Whether its first operand is in place and the second is left.
+    prepared: bool,
+    /// Whether its bytes are on their way and its notify is left.
+    sent: bool,
     /// Bytes posted.
     posted: u64,
+}
+
+impl Progress {
+    const fn has_begun(self) -> bool {
+        self.prepared || self.sent || self.posted > 0
+    }
 }
 
 /// Why a task waits. Those that concern a channel mean the channel of the task.
@@ -170,7 +177,15 @@ impl Runner {
                     fingerprint,
                 },
             ),
-            Work::Read { channel, dst, src } => self.read(channel, dst, src),
+            Work::Read {
+                channel,
+                dst,
+                src,
+                notify,
+            } => {
+                let read = |this: &mut Self| this.read(channel, dst, src);
+                self.fetch(channel, notify, read)
+            }
             Work::ReadReduce {
                 channel,
                 dst,
@@ -178,7 +193,11 @@ impl Runner {
                 src,
                 dtype,
                 redop,
-            } => self.read_reduce(channel, dst, a, src, (dtype, redop)),
+                notify,
+            } => {
+                let read = |this: &mut Self| this.read_reduce(channel, dst, a, src, (dtype, redop));
+                self.fetch(channel, notify, read)
+            }
             Work::Record {
                 channel,
                 notify,
@@ -262,7 +281,7 @@ impl Runner {
         let get = |index: usize| {
             get(index).ok_or_else(|| Error::new(ErrorKind::Internal, "a batch in a batch"))
         };
-        if self.index == 0 && !self.at.half_done && self.at.posted == 0 {
+        if self.index == 0 && !self.at.has_begun() {
             // Earlier tasks first: what they read must be here before it is sent, and what they
             // send must be gone before it is overwritten.
             let mut reads = false;
@@ -355,7 +374,7 @@ impl Runner {
             notify,
             fingerprint,
         } = sending;
-        if !self.at.half_done && src.bytes() > 0 {
+        if !self.at.sent && src.bytes() > 0 {
             // What was read before may be what is sent now.
             if self.at.posted == 0 && !self.in_flight.has_no_reads()? {
                 return self.wait_for(Reason::Completions);
@@ -397,12 +416,32 @@ impl Runner {
                     return Ok(true);
                 }
             }
-            self.at.half_done = true;
+            self.at.sent = true;
             self.moved = true;
         }
         match notify {
             None => Ok(true),
             Some(notify) => self.record(channel, notify, fingerprint),
+        }
+    }
+
+    /// A read, and then the record that tells the peer that it has completed.
+    fn fetch(
+        &mut self,
+        channel: &Channel,
+        notify: Option<u32>,
+        read: impl FnOnce(&mut Self) -> Done,
+    ) -> Done {
+        if !self.at.sent {
+            if !read(self)? {
+                return Ok(false);
+            }
+            self.at.sent = true;
+            self.moved = true;
+        }
+        match notify {
+            None => Ok(true),
+            Some(notify) => self.record(channel, notify, [0; 2]),
         }
     }
 
@@ -440,13 +479,13 @@ impl Runner {
             memory::reduce(dst, a, peer, dtype, redop)?;
             return Ok(true);
         }
-        if !dst.is_at(a) && !self.at.half_done {
+        if !dst.is_at(a) && !self.at.prepared {
             // A transport knows only two places: the operand here goes where the result goes.
             if !self.in_flight.is_empty()? {
                 return self.wait_for(Reason::Completions);
             }
             memory::copy(dst, a)?;
-            self.at.half_done = true;
+            self.at.prepared = true;
             self.moved = true;
         }
         if self.at.posted == 0 && !self.in_flight.admits_read(dst)? {
@@ -573,7 +612,13 @@ fn single<'a>(work: Work<'a>, channel: &Channel) -> Option<Transfer<'a>> {
             redop,
             notify,
         },
-        Work::Read { dst, src, .. } if fits(src) => Transfer::Read {
+        // With a notify it has to wait for itself: one by one.
+        Work::Read {
+            dst,
+            src,
+            notify: None,
+            ..
+        } if fits(src) => Transfer::Read {
             local: dst,
             remote: src,
         },
@@ -583,6 +628,7 @@ fn single<'a>(work: Work<'a>, channel: &Channel) -> Option<Transfer<'a>> {
             src,
             dtype,
             redop,
+            notify: None,
             ..
         } if fits(src) && dst.is_at(a) => Transfer::ReadReduce {
             local: dst,

@@ -1,6 +1,7 @@
 //! Ranges of registered memory: ours, and a peer's.
 
 use std::ops::Range;
+use std::ptr::NonNull;
 
 use hcomm_transport::{Import, Region};
 use hcomm_types::{Error, ErrorKind, Result};
@@ -180,11 +181,97 @@ impl RemoteSlice {
         self.bytes
     }
 
+    /// Where it is mapped here; `None` where the link cannot map the peer's memory, and then it is
+    /// reached by [`Thread::write`](crate::Thread::write) and [`Thread::read`](crate::Thread::read)
+    /// only. Valid as long as this slice or a clone lives. The peer may write there at any time:
+    /// make no reference to it.
+    #[must_use]
+    pub fn address(&self) -> Option<NonNull<u8>> {
+        self.remote().mapped().map(Place::address)
+    }
+
     pub(crate) const fn remote(&self) -> Remote<'_> {
         Remote {
             import: &self.import,
             offset: self.offset,
             bytes: self.bytes,
+        }
+    }
+}
+
+/// What a local copy or reduction works on: memory of this side, or of a peer where the link maps
+/// it. A `&Slice` or a `&RemoteSlice` becomes one by itself.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum Memory<'a> {
+    /// Of this side.
+    Local(&'a Slice),
+    /// Of a peer.
+    Peer(&'a RemoteSlice),
+}
+
+impl Memory<'_> {
+    /// Bytes.
+    #[must_use]
+    pub const fn bytes(&self) -> u64 {
+        match self {
+            Self::Local(slice) => slice.bytes as u64,
+            Self::Peer(slice) => slice.bytes,
+        }
+    }
+
+    /// The memory itself.
+    ///
+    /// # Errors
+    /// `Unsupported` if it is a peer's and not mapped here.
+    pub(crate) fn place(&self) -> Result<Place<'_>> {
+        match self {
+            Self::Local(slice) => Ok(slice.place()),
+            Self::Peer(slice) => slice.remote().mapped().ok_or_else(|| {
+                Error::new(
+                    ErrorKind::Unsupported,
+                    format!(
+                        "{:?} does not map this memory of the peer, so it has no address here",
+                        slice.import.channel().device()
+                    ),
+                )
+                .hint("move its bytes with `read` and `write`")
+            }),
+        }
+    }
+
+    pub(crate) fn keep(&self) -> KeptMemory {
+        match *self {
+            Self::Local(slice) => KeptMemory::Local(slice.clone()),
+            Self::Peer(slice) => KeptMemory::Peer(slice.clone()),
+        }
+    }
+}
+
+impl<'a> From<&'a Slice> for Memory<'a> {
+    fn from(slice: &'a Slice) -> Self {
+        Self::Local(slice)
+    }
+}
+
+impl<'a> From<&'a RemoteSlice> for Memory<'a> {
+    fn from(slice: &'a RemoteSlice) -> Self {
+        Self::Peer(slice)
+    }
+}
+
+/// A [`Memory`] that waits in a queue.
+pub(crate) enum KeptMemory {
+    Local(Slice),
+    Peer(RemoteSlice),
+}
+
+impl KeptMemory {
+    /// The memory itself; whoever made this knows that it is mapped.
+    pub(crate) fn place(&self) -> Option<Place<'_>> {
+        match self {
+            Self::Local(slice) => Some(slice.place()),
+            Self::Peer(slice) => slice.remote().mapped(),
         }
     }
 }

@@ -16,7 +16,7 @@ use crate::memory::{self, Buffers, Loan};
 use crate::program::Program;
 use crate::queue::Queue;
 use crate::runner::no_thread_notify;
-use crate::slice::{RemoteSlice, Slice};
+use crate::slice::{Memory, RemoteSlice, Slice};
 use crate::work::{BatchOp, Run, RunBuffers, Task, Work};
 
 /// Who drives a thread.
@@ -113,21 +113,22 @@ impl Thread {
     /// # Errors
     /// As for [`Thread::write`].
     pub fn read(&self, channel: &Channel, dst: &Slice, src: &RemoteSlice) -> Result<()> {
-        check_pair(channel, dst, src, Capabilities::READ)?;
-        let work = Work::Read {
-            channel,
-            dst: dst.place(),
-            src: src.remote(),
-        };
-        self.queue.submit(work, || {
-            Task::Channel(
-                channel.clone(),
-                BatchOp::Read {
-                    dst: dst.clone(),
-                    src: src.clone(),
-                },
-            )
-        })
+        self.read_notifying(channel, dst, src, None)
+    }
+
+    /// [`Thread::read`], and, when the bytes are here, a record on notify `notify` of the peer: it
+    /// may reuse its memory.
+    ///
+    /// # Errors
+    /// Those of [`Thread::read`] and [`Thread::record`].
+    pub fn read_with_notify(
+        &self,
+        channel: &Channel,
+        dst: &Slice,
+        src: &RemoteSlice,
+        notify: u32,
+    ) -> Result<()> {
+        self.read_notifying(channel, dst, src, Some(notify))
     }
 
     /// `dst = dst op src` at the peer, element by element, and then a record on a notify of the
@@ -145,7 +146,7 @@ impl Thread {
         notify: Option<u32>,
     ) -> Result<()> {
         check_pair(channel, src, dst, Capabilities::WRITE_REDUCE)?;
-        check_elements(src.bytes(), dtype)?;
+        check_elements(dst.bytes(), dtype)?;
         notify.map_or(Ok(()), |notify| channel.check_record(notify))?;
         let work = Work::WriteReduce {
             channel,
@@ -170,7 +171,8 @@ impl Thread {
         })
     }
 
-    /// `dst = dst op src` here, with `src` at the peer, element by element.
+    /// `dst = dst op src` here, with `src` at the peer, element by element, and then, if asked, a
+    /// record on a notify of the peer: it may reuse its memory.
     ///
     /// # Errors
     /// As for [`Thread::write_reduce`].
@@ -181,9 +183,11 @@ impl Thread {
         src: &RemoteSlice,
         dtype: DataType,
         redop: ReduceOp,
+        notify: Option<u32>,
     ) -> Result<()> {
         check_pair(channel, dst, src, Capabilities::READ_REDUCE)?;
-        check_elements(dst.bytes(), dtype)?;
+        check_elements(src.bytes(), dtype)?;
+        notify.map_or(Ok(()), |notify| channel.check_record(notify))?;
         let work = Work::ReadReduce {
             channel,
             dst: dst.place(),
@@ -191,6 +195,7 @@ impl Thread {
             src: src.remote(),
             dtype,
             redop,
+            notify,
         };
         self.queue.submit(work, || {
             Task::Channel(
@@ -200,6 +205,7 @@ impl Thread {
                     src: src.clone(),
                     dtype,
                     redop,
+                    notify,
                 },
             )
         })
@@ -323,50 +329,55 @@ impl Thread {
             .submit(Work::WaitThread { notify }, || Task::WaitThread(notify))
     }
 
-    /// `dst = src`, both of this side and as long.
+    /// `dst = src`, as long, each of this side or of a peer where the link maps it. Bytes for a
+    /// peer are there for it when it has waited for a record that follows on this thread.
     ///
     /// # Errors
-    /// `OutOfBounds` for different lengths, or the first cause if the thread is poisoned.
-    pub fn copy(&self, dst: &Slice, src: &Slice) -> Result<()> {
-        check_lengths(dst.bytes() as u64, src.bytes() as u64)?;
+    /// `OutOfBounds` for different lengths, `Unsupported` for memory of a peer that is not mapped,
+    /// or the first cause if the thread is poisoned.
+    pub fn copy<'a>(&self, dst: impl Into<Memory<'a>>, src: impl Into<Memory<'a>>) -> Result<()> {
+        let (dst, src) = (dst.into(), src.into());
+        check_lengths(dst.bytes(), src.bytes())?;
         let work = Work::Copy {
-            dst: dst.place(),
-            src: src.place(),
+            dst: dst.place()?,
+            src: src.place()?,
         };
         self.queue.submit(work, || Task::Copy {
-            dst: dst.clone(),
-            src: src.clone(),
+            dst: dst.keep(),
+            src: src.keep(),
         })
     }
 
-    /// `dst = a op b`, element by element, all of this side and as long. `dst` may be `a` or `b`,
-    /// but not overlap them in part.
+    /// `dst = a op b`, element by element, all as long, each of this side or of a peer where the
+    /// link maps it. `dst` may be `a` or `b`, but not overlap them in part.
     ///
     /// # Errors
-    /// `OutOfBounds` for different lengths or a length that is not a whole number of elements, or
-    /// the first cause if the thread is poisoned.
-    pub fn reduce(
+    /// `OutOfBounds` for different lengths or a length that is not a whole number of elements,
+    /// `Unsupported` for memory of a peer that is not mapped, or the first cause if the thread is
+    /// poisoned.
+    pub fn reduce<'a>(
         &self,
-        dst: &Slice,
-        a: &Slice,
-        b: &Slice,
+        dst: impl Into<Memory<'a>>,
+        a: impl Into<Memory<'a>>,
+        b: impl Into<Memory<'a>>,
         dtype: DataType,
         redop: ReduceOp,
     ) -> Result<()> {
-        check_lengths(dst.bytes() as u64, a.bytes() as u64)?;
-        check_lengths(dst.bytes() as u64, b.bytes() as u64)?;
+        let (dst, a, b) = (dst.into(), a.into(), b.into());
+        check_lengths(dst.bytes(), a.bytes())?;
+        check_lengths(dst.bytes(), b.bytes())?;
         check_elements(dst.bytes(), dtype)?;
         let work = Work::Reduce {
-            dst: dst.place(),
-            a: a.place(),
-            b: b.place(),
+            dst: dst.place()?,
+            a: a.place()?,
+            b: b.place()?,
             dtype,
             redop,
         };
         self.queue.submit(work, || Task::Reduce {
-            dst: dst.clone(),
-            a: a.clone(),
-            b: b.clone(),
+            dst: dst.keep(),
+            a: a.keep(),
+            b: b.keep(),
             dtype,
             redop,
         })
@@ -632,6 +643,33 @@ impl Thread {
         })
     }
 
+    fn read_notifying(
+        &self,
+        channel: &Channel,
+        dst: &Slice,
+        src: &RemoteSlice,
+        notify: Option<u32>,
+    ) -> Result<()> {
+        check_pair(channel, dst, src, Capabilities::READ)?;
+        notify.map_or(Ok(()), |notify| channel.check_record(notify))?;
+        let work = Work::Read {
+            channel,
+            dst: dst.place(),
+            src: src.remote(),
+            notify,
+        };
+        self.queue.submit(work, || {
+            Task::Channel(
+                channel.clone(),
+                BatchOp::Read {
+                    dst: dst.clone(),
+                    src: src.clone(),
+                    notify,
+                },
+            )
+        })
+    }
+
     fn loan(&self) -> MutexGuard<'_, Option<Arc<Loan>>> {
         self.queue
             .loan
@@ -808,8 +846,8 @@ fn check_lengths(a: u64, b: u64) -> Result<()> {
     ))
 }
 
-fn check_elements(bytes: usize, dtype: DataType) -> Result<()> {
-    if bytes.is_multiple_of(dtype.size()) {
+fn check_elements(bytes: u64, dtype: DataType) -> Result<()> {
+    if bytes.is_multiple_of(dtype.size() as u64) {
         return Ok(());
     }
     Err(Error::new(
@@ -825,16 +863,22 @@ fn check_pair(
     ability: Capabilities,
 ) -> Result<()> {
     check_lengths(remote.bytes(), local.bytes() as u64)?;
+    let device = channel.transport().device();
     if !channel.imported(remote.import()) {
+        // Bytes of mapped memory do not go through a channel: any one to that peer will do.
+        let through = remote.import().channel();
+        if remote.import().address().is_some() && through.device().is_same(device) {
+            return Ok(());
+        }
         return Err(Error::new(
             ErrorKind::InvalidArgument,
             "the peer's memory was imported through another channel",
-        ));
+        )
+        .hint("use that channel, or make one after the memory was registered"));
     }
     if remote.import().address().is_some() {
         return Ok(());
     }
-    let device = channel.transport().device();
     if !device.info().capabilities.contains(ability) {
         return Err(Error::new(
             ErrorKind::Unsupported,
@@ -858,19 +902,23 @@ fn check_piece(channel: &Channel, op: &BatchOp) -> Result<()> {
             ..
         } => {
             check_pair(channel, src, dst, Capabilities::WRITE_REDUCE)?;
-            check_elements(src.bytes(), *dtype)?;
+            check_elements(dst.bytes(), *dtype)?;
             *notify
         }
-        BatchOp::Read { dst, src } => {
+        BatchOp::Read { dst, src, notify } => {
             check_pair(channel, dst, src, Capabilities::READ)?;
-            None
+            *notify
         }
         BatchOp::ReadReduce {
-            dst, src, dtype, ..
+            dst,
+            src,
+            dtype,
+            notify,
+            ..
         } => {
             check_pair(channel, dst, src, Capabilities::READ_REDUCE)?;
-            check_elements(dst.bytes(), *dtype)?;
-            None
+            check_elements(src.bytes(), *dtype)?;
+            *notify
         }
         BatchOp::Record { notify } => Some(*notify),
     };

@@ -8,7 +8,7 @@ use crate::channel::Channel;
 use crate::memory::{Loan, Place};
 use crate::program::{At, Op, Program, SlotKind};
 use crate::queue::Queue;
-use crate::slice::{Remote, RemoteSlice, Slice};
+use crate::slice::{KeptMemory, Remote, RemoteSlice, Slice};
 
 /// One task, borrowed from whoever submits it, from a queue or from a program.
 #[derive(Clone, Copy)]
@@ -24,6 +24,7 @@ pub(crate) enum Work<'a> {
         channel: &'a Channel,
         dst: Place<'a>,
         src: Remote<'a>,
+        notify: Option<u32>,
     },
     WriteReduce {
         channel: &'a Channel,
@@ -41,6 +42,7 @@ pub(crate) enum Work<'a> {
         src: Remote<'a>,
         dtype: DataType,
         redop: ReduceOp,
+        notify: Option<u32>,
     },
     Record {
         channel: &'a Channel,
@@ -99,7 +101,8 @@ impl<'a> Work<'a> {
         match self {
             Self::Write { notify: None, .. } => "write",
             Self::Write { .. } => "write_with_notify",
-            Self::Read { .. } => "read",
+            Self::Read { notify: None, .. } => "read",
+            Self::Read { .. } => "read_with_notify",
             Self::WriteReduce { .. } => "write_reduce",
             Self::ReadReduce { .. } => "read_reduce",
             Self::Record { .. } => "record",
@@ -132,6 +135,8 @@ pub enum BatchOp {
         dst: Slice,
         /// Source at the peer, as long.
         src: RemoteSlice,
+        /// Notify of the peer to record when the bytes are here: its memory may be reused.
+        notify: Option<u32>,
     },
     /// `dst = dst op src` at the peer.
     WriteReduce {
@@ -156,6 +161,8 @@ pub enum BatchOp {
         dtype: DataType,
         /// Operation.
         redop: ReduceOp,
+        /// Notify of the peer to record when the result is here: its memory may be reused.
+        notify: Option<u32>,
     },
     /// Records a notify of the peer, after all earlier pieces of the batch.
     Record {
@@ -183,10 +190,11 @@ impl BatchOp {
                 notify: *notify,
                 fingerprint: [0; 2],
             },
-            Self::Read { dst, src } => Work::Read {
+            Self::Read { dst, src, notify } => Work::Read {
                 channel,
                 dst: dst.place(),
                 src: src.remote(),
+                notify: *notify,
             },
             Self::WriteReduce {
                 dst,
@@ -208,6 +216,7 @@ impl BatchOp {
                 src,
                 dtype,
                 redop,
+                notify,
             } => Work::ReadReduce {
                 channel,
                 dst: dst.place(),
@@ -215,6 +224,7 @@ impl BatchOp {
                 src: src.remote(),
                 dtype: *dtype,
                 redop: *redop,
+                notify: *notify,
             },
             Self::Record { notify } => Work::Record {
                 channel,
@@ -233,13 +243,13 @@ pub(crate) enum Task {
     RecordThread(Arc<Queue>, u32),
     WaitThread(u32),
     Copy {
-        dst: Slice,
-        src: Slice,
+        dst: KeptMemory,
+        src: KeptMemory,
     },
     Reduce {
-        dst: Slice,
-        a: Slice,
-        b: Slice,
+        dst: KeptMemory,
+        a: KeptMemory,
+        b: KeptMemory,
         dtype: DataType,
         redop: ReduceOp,
     },
@@ -275,8 +285,8 @@ impl Task {
             },
             Self::WaitThread(notify) => Work::WaitThread { notify: *notify },
             Self::Copy { dst, src } => Work::Copy {
-                dst: dst.place(),
-                src: src.place(),
+                dst: dst.place()?,
+                src: src.place()?,
             },
             Self::Reduce {
                 dst,
@@ -285,9 +295,9 @@ impl Task {
                 dtype,
                 redop,
             } => Work::Reduce {
-                dst: dst.place(),
-                a: a.place(),
-                b: b.place(),
+                dst: dst.place()?,
+                a: a.place()?,
+                b: b.place()?,
                 dtype: *dtype,
                 redop: *redop,
             },
@@ -366,6 +376,7 @@ impl Run {
                 channel: channel(link),
                 dst: self.place(dst, bytes)?,
                 src: self.remote(link, src, bytes)?,
+                notify: None,
             },
             Op::WriteReduce {
                 link,
@@ -395,6 +406,7 @@ impl Run {
                 src: self.remote(link, src, count * size)?,
                 dtype,
                 redop,
+                notify: None,
             },
             Op::Record { link, notify } => Work::Record {
                 channel: channel(link),

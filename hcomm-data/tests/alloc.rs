@@ -85,7 +85,7 @@ fn tasks_take_nothing() {
             a.thread.wait(&a.channel, 1).unwrap();
             a.thread.read(&a.channel, &near, &far).unwrap();
             a.thread
-                .read_reduce(&a.channel, &near, &far, DataType::I32, ReduceOp::Max)
+                .read_reduce(&a.channel, &near, &far, DataType::I32, ReduceOp::Max, None)
                 .unwrap();
             a.thread.batch(&a.channel, &batch).unwrap();
             a.thread.fence(&a.channel).unwrap();

@@ -108,6 +108,7 @@ fn reductions_here_and_there() {
                 &a.far(0, bytes),
                 DataType::I32,
                 ReduceOp::Max,
+                None,
             )
             .unwrap();
         a.thread
@@ -144,6 +145,7 @@ fn a_batch_goes_before_its_notify_and_behind_what_was_queued() {
             ops.push(BatchOp::Read {
                 dst: a.part(30_000, 3_000),
                 src: a.far(50_000, 3_000),
+                notify: None,
             });
             ops.push(BatchOp::Record { notify: 2 });
             if blocked {
@@ -166,6 +168,169 @@ fn a_batch_goes_before_its_notify_and_behind_what_was_queued() {
             a.thread.synchronize(None).unwrap();
             assert_eq!(a.channel.records(), 2);
         }
+    }
+}
+
+/// What is read is here before the peer is told that it may change it.
+#[test]
+fn the_notify_of_a_read_follows_it() {
+    for link in LINKS {
+        for blocked in [false, true] {
+            let [a, b] = pair(link, 20_000);
+            let numbers: Vec<i32> = (0..750).map(|i| 7 * i - 1000).collect();
+            a.set(0, &pattern(4, 3_000));
+            a.set(6_000, &words(&numbers));
+            b.set(0, &pattern(5, 3_000));
+            b.set(3_000, &words(&numbers));
+            // The peer spoils its memory as soon as it may.
+            for (notify, offset) in [(0, 0), (1, 3_000)] {
+                b.thread.wait(&b.channel, notify).unwrap();
+                b.thread
+                    .copy(&b.part(offset, 3_000), &b.part(10_000, 3_000))
+                    .unwrap();
+            }
+            if blocked {
+                a.thread.wait_thread(0).unwrap();
+            }
+            a.thread
+                .read_with_notify(&a.channel, &a.part(0, 3_000), &a.far(0, 3_000), 0)
+                .unwrap();
+            a.thread
+                .read_reduce(
+                    &a.channel,
+                    &a.part(6_000, 3_000),
+                    &a.far(3_000, 3_000),
+                    DataType::I32,
+                    ReduceOp::Sum,
+                    Some(1),
+                )
+                .unwrap();
+            if blocked {
+                assert!(!b.thread.drive().unwrap(), "{link:?}: told before the read");
+                let other = Thread::new(&a.domain, Engine::Cpu, 0).unwrap();
+                other.record_thread(&a.thread, 0).unwrap();
+            }
+            finish(&a, &b);
+            assert_eq!(a.get(0, 3_000), pattern(5, 3_000), "{link:?}");
+            let doubled: Vec<i32> = numbers.iter().map(|n| 2 * n).collect();
+            assert_eq!(a.get(6_000, 3_000), words(&doubled), "{link:?}");
+            assert_eq!(b.get(0, 6_000), [0; 6_000], "{link:?}");
+            assert_eq!(a.channel.records(), 2);
+        }
+    }
+}
+
+/// All kinds in one batch, each with and without a notify.
+#[test]
+fn a_batch_holds_every_kind_of_piece() {
+    const PART: usize = 1_200;
+    let (dtype, redop) = (DataType::I32, ReduceOp::Sum);
+    let ones = vec![1; PART / 4];
+    for link in LINKS {
+        let [a, b] = pair(link, 12 * PART);
+        let near = |index: usize| a.part(index * PART, PART);
+        let far = |index: usize| a.far((index * PART) as u64, PART as u64);
+        for side in [&a, &b] {
+            (0..8).for_each(|index| side.set(index * PART, &words(&ones)));
+        }
+        let notifies = [None, Some(0), None, Some(1), None, Some(2), None, Some(3)];
+        let mut ops = Vec::new();
+        for (index, notify) in notifies.into_iter().enumerate() {
+            let (near, far) = (near(index), far(index));
+            ops.push(match index / 2 {
+                0 => {
+                    near.copy_from(&pattern(index as u8, PART)).unwrap();
+                    BatchOp::Write {
+                        dst: far,
+                        src: near,
+                        notify,
+                    }
+                }
+                1 => {
+                    b.set(index * PART, &pattern(index as u8, PART));
+                    BatchOp::Read {
+                        dst: near,
+                        src: far,
+                        notify,
+                    }
+                }
+                2 => BatchOp::WriteReduce {
+                    dst: far,
+                    src: near,
+                    dtype,
+                    redop,
+                    notify,
+                },
+                _ => BatchOp::ReadReduce {
+                    dst: near,
+                    src: far,
+                    dtype,
+                    redop,
+                    notify,
+                },
+            });
+        }
+        ops.push(BatchOp::Record { notify: 4 });
+        a.thread.batch(&a.channel, &ops).unwrap();
+        for notify in 0..5 {
+            b.thread.wait(&b.channel, notify).unwrap();
+        }
+        finish(&a, &b);
+        let twos = words(&vec![2; PART / 4]);
+        for index in 0..8 {
+            let (mine, theirs) = (a.get(index * PART, PART), b.get(index * PART, PART));
+            let (expected, there) = match index / 2 {
+                0 | 1 => (pattern(index as u8, PART), pattern(index as u8, PART)),
+                2 => (words(&ones), twos.clone()),
+                _ => (twos.clone(), words(&ones)),
+            };
+            assert!(mine == expected && theirs == there, "{link:?} {index}");
+        }
+        assert_eq!(a.channel.records(), 5);
+    }
+}
+
+/// A mapped peer's memory is an address, and a local copy or reduction moves the data.
+#[test]
+fn memory_of_a_peer_is_used_like_local_memory_where_it_is_mapped() {
+    let (dtype, redop) = (DataType::I32, ReduceOp::Sum);
+    for blocked in [false, true] {
+        let [a, b] = pair(Link::Mapped, 4_000);
+        a.set(0, &words(&[1, 2, 3]));
+        b.set(0, &words(&[10, 20, 30]));
+        if blocked {
+            a.thread.wait_thread(0).unwrap();
+        }
+        let (near, far) = (a.part(0, 12), a.far(0, 12));
+        a.thread.copy(&a.part(100, 12), &far).unwrap();
+        a.thread.reduce(&far, &near, &far, dtype, redop).unwrap();
+        a.thread.copy(&a.far(200, 12), &near).unwrap();
+        a.thread.copy(&a.far(300, 12), &a.far(200, 12)).unwrap();
+        a.thread.record(&a.channel, 0).unwrap();
+        b.thread.wait(&b.channel, 0).unwrap();
+        if blocked {
+            let other = Thread::new(&a.domain, Engine::Cpu, 0).unwrap();
+            other.record_thread(&a.thread, 0).unwrap();
+        }
+        finish(&a, &b);
+        assert_eq!(a.get(100, 12), words(&[10, 20, 30]));
+        assert_eq!(b.get(0, 12), words(&[11, 22, 33]));
+        assert_eq!(b.get(200, 12), words(&[1, 2, 3]));
+        assert_eq!(b.get(300, 12), words(&[1, 2, 3]));
+        let (whole, part) = (a.far(0, 4_000), a.far(64, 1));
+        let base = whole.address().unwrap().as_ptr() as usize;
+        assert_eq!(part.address().unwrap().as_ptr() as usize, base + 64);
+        assert_eq!(base, b.memory.region().address().as_ptr() as usize);
+    }
+    for link in [Link::Inline, Link::Later] {
+        let [a, _b] = pair(link, 100);
+        assert_eq!(a.far(0, 4).address(), None);
+        let error = a.thread.copy(&a.far(0, 4), &a.part(0, 4)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+        let (near, far) = (a.part(0, 4), a.far(0, 4));
+        let error = a.thread.reduce(&near, &near, &far, dtype, redop);
+        assert_eq!(error.unwrap_err().kind(), ErrorKind::Unsupported);
+        assert!(a.thread.poisoned().is_none());
     }
 }
 
