@@ -29,7 +29,7 @@ pub use bell::Bell;
 pub use channel::{Channel, Connecting, Descriptor, Importing, NotifyWord, Posted};
 pub use device::{Capabilities, Device, DeviceInfo, Lane};
 pub use plugin::{Plugin, Source};
-pub use region::{Import, Region};
+pub use region::{Import, Region, UserMemory};
 pub use transports::{Candidate, LoadOptions, Outcome, Selection, SelectionError, Transports};
 pub use waiter::{Interest, Paused, Phase, SystemWaiter, WaitPolicy, Waiter, Watch};
 

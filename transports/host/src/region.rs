@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use hcomm_transport_abi as abi;
-use hcomm_types::{Error, ErrorKind, Result};
+use hcomm_types::{Element, Error, ErrorKind, Result};
 
 use crate::channel::Channel;
 use crate::device::{Capabilities, Device};
@@ -20,8 +20,8 @@ pub(crate) struct RegionInner {
     pub(crate) handle: NonNull<abi::Region>,
     address: NonNull<u8>,
     bytes: usize,
-    /// Whose memory it is, if it belongs to another region.
-    _owner: Option<Region>,
+    /// What keeps the memory there, if neither the plugin nor the caller does.
+    owner: Option<Arc<dyn Send + Sync>>,
 }
 
 // SAFETY: slow calls may come from any thread; the address is only handed out.
@@ -72,7 +72,7 @@ impl Device {
             handle,
             address,
             bytes,
-            _owner: None,
+            owner: None,
         })))
     }
 
@@ -95,7 +95,17 @@ impl Device {
     /// # Errors
     /// `Unsupported`; `LimitReached` with need and limit.
     pub fn register_region(&self, region: &Region) -> Result<Region> {
-        self.register_owned(region.address(), region.bytes(), Some(region.clone()))
+        let owner: Arc<dyn Send + Sync> = Arc::new(region.clone());
+        self.register_owned(region.address(), region.bytes(), Some(owner))
+    }
+
+    /// Registers memory that was handed over; it lives as long as the region and its handle.
+    ///
+    /// # Errors
+    /// `Unsupported`; `LimitReached` with need and limit.
+    pub fn register_memory<T: Element>(&self, memory: &Arc<UserMemory<T>>) -> Result<Region> {
+        let owner: Arc<dyn Send + Sync> = Arc::<UserMemory<T>>::clone(memory);
+        self.register_owned(memory.address.cast(), memory.bytes(), Some(owner))
     }
 
     /// Registers memory that stays valid by the caller's promise or because `owner` is held.
@@ -103,7 +113,7 @@ impl Device {
         &self,
         address: NonNull<u8>,
         bytes: usize,
-        owner: Option<Region>,
+        owner: Option<Arc<dyn Send + Sync>>,
     ) -> Result<Region> {
         if bytes == 0 {
             return Err(Error::new(
@@ -134,7 +144,7 @@ impl Device {
             handle,
             address,
             bytes,
-            _owner: owner,
+            owner,
         })))
     }
 }
@@ -164,6 +174,12 @@ impl Region {
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Handles of it that there are, this one included.
+    #[must_use]
+    pub fn handles(&self) -> usize {
+        Arc::strong_count(&self.0)
     }
 
     /// What a peer needs to import it.
@@ -205,7 +221,58 @@ impl Drop for RegionInner {
         };
         if let Err(error) = device.info.plugin.status("deregister", status) {
             tracing::warn!(%error, "a region did not end; its memory is kept");
+            std::mem::forget(self.owner.take());
         }
+    }
+}
+
+/// Memory that a program hands over to be registered, and may get back when nobody uses it any
+/// more. While it is here, there is no reference to it: peers may change it at any time.
+#[derive(Debug)]
+pub struct UserMemory<T: Element> {
+    address: NonNull<T>,
+    count: usize,
+}
+
+// SAFETY: it owns the elements, which are plain data, and gives no reference to them.
+unsafe impl<T: Element> Send for UserMemory<T> {}
+// SAFETY: as for `Send`.
+unsafe impl<T: Element> Sync for UserMemory<T> {}
+
+impl<T: Element> UserMemory<T> {
+    /// Takes memory over.
+    #[must_use]
+    pub fn new(memory: Box<[T]>) -> Arc<Self> {
+        let memory = NonNull::from(Box::leak(memory));
+        Arc::new(Self {
+            address: memory.cast(),
+            count: memory.len(),
+        })
+    }
+
+    /// Bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.count * size_of::<T>()
+    }
+
+    /// Gives the memory back.
+    ///
+    /// # Errors
+    /// The handle, as it was, while a region or another handle needs the memory.
+    pub fn into_inner(self: Arc<Self>) -> Result<Box<[T]>, Arc<Self>> {
+        let memory = std::mem::ManuallyDrop::new(Arc::try_unwrap(self)?);
+        let elements = NonNull::slice_from_raw_parts(memory.address, memory.count);
+        // SAFETY: it came from a box in `new`, and this was its last owner, which does not drop.
+        Ok(unsafe { Box::from_raw(elements.as_ptr()) })
+    }
+}
+
+impl<T: Element> Drop for UserMemory<T> {
+    fn drop(&mut self) {
+        let elements = NonNull::slice_from_raw_parts(self.address, self.count);
+        // SAFETY: it came from a box in `new`, and this was its last owner.
+        drop(unsafe { Box::from_raw(elements.as_ptr()) });
     }
 }
 

@@ -304,6 +304,9 @@ impl Import {
 
     fn address(&self) -> Option<NonNull<u8>> {
         match &self.target {
+            // Memory that the user brought has no address here: it may go away at any moment, and
+            // only the region's gate keeps it there.
+            Target::Local(region) if region.kind() == RegionKind::User => None,
             Target::Local(region) => NonNull::new(region.span.address()),
             Target::Mapped(mapping) => Some(mapping.address()),
             Target::Asked { .. } | Target::User { .. } => None,
