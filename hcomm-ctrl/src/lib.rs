@@ -5,6 +5,7 @@
 mod bootstrap;
 mod codec;
 mod cores;
+mod counters;
 mod dial;
 mod door;
 mod endpoint;
@@ -23,11 +24,14 @@ mod membership;
 mod mesh;
 mod net;
 mod outside;
+mod registered;
 mod root_info;
 mod settings;
+mod window;
 mod wire;
 
 pub use bootstrap::{Bootstrap, LIBRARY_VERSION, MAX_RANKS, Member, Roster, Step};
+pub use counters::Counters;
 pub use frame::PROTOCOL_VERSION;
 pub use job_key::{JobKey, SessionId};
 pub use launch::{Identity, Launcher, ParseRootError, RootAddress};
@@ -43,3 +47,5 @@ pub use joining::{allowed, local_graph};
 pub use layout::{Layout, MIN_BUFFER_BYTES, Notifies};
 pub use link_setup::{PeerLink, RemoteMemory};
 pub use membership::{Aborter, Membership};
+pub use registered::Registered;
+pub use window::Window;

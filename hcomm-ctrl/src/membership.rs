@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -60,6 +60,23 @@ pub(crate) struct TaggedMemory {
     pub(crate) tag: String,
     /// The region itself, then the same memory as other devices know it.
     pub(crate) regions: Vec<Region>,
+}
+
+impl TaggedMemory {
+    /// The memory as a device knows it: what another device has allocated is registered with this
+    /// one, too.
+    fn on(&mut self, device: &Device) -> Result<Region> {
+        let known = self
+            .regions
+            .iter()
+            .find(|region| region.device().is_same(device));
+        if let Some(region) = known {
+            return Ok(region.clone());
+        }
+        let region = device.register_region(&self.regions[0])?;
+        self.regions.push(region.clone());
+        Ok(region)
+    }
 }
 
 #[derive(Debug, Default)]
@@ -223,17 +240,7 @@ impl Membership {
     /// # Errors
     /// `InvalidArgument` if it was not made yet.
     pub fn link(&self, peer: Rank) -> Result<PeerLink> {
-        lock(&self.shared.links)
-            .ready
-            .get(&peer)
-            .cloned()
-            .ok_or_else(|| {
-                Error::new(
-                    ErrorKind::InvalidArgument,
-                    format!("no channel to rank {peer} yet"),
-                )
-                .hint("call `ensure_links` on both ranks")
-            })
+        self.shared.link(peer)
     }
 
     /// The communicator's own buffer on this rank.
@@ -308,7 +315,7 @@ impl Membership {
     /// OS thread.
     #[must_use]
     pub fn aborter(&self) -> Aborter {
-        Aborter(Arc::clone(&self.shared))
+        Aborter(Arc::downgrade(&self.shared))
     }
 
     /// Gives the communicator up because of an error: every later call returns it, and the peers
@@ -363,22 +370,30 @@ impl fmt::Debug for Membership {
     }
 }
 
-/// Ends a communicator's waits from another OS thread.
+/// Ends a communicator's waits from any OS thread. It keeps nothing of the communicator there.
+///
+/// `Send` and `Sync`; a clone does the same.
 #[derive(Clone)]
-pub struct Aborter(Arc<Shared>);
+pub struct Aborter(Weak<Shared>);
 
 impl Aborter {
-    /// Ends them: they, and every later call, fail with `Aborted` and this reason. The peers are
-    /// told.
+    /// Ends them at once, also those that sleep: they, and every later call on this rank, fail with
+    /// `Aborted` and this reason. The peers are told; their errors name this rank and the reason.
+    /// Does nothing when the communicator is gone.
     pub fn abort(&self, reason: &str) {
-        let error = Error::new(ErrorKind::Aborted, reason).at_rank(self.0.rank);
-        self.0.give_up(&error);
+        if let Some(shared) = self.0.upgrade() {
+            let error = Error::new(ErrorKind::Aborted, reason).at_rank(shared.rank);
+            shared.give_up(&error);
+        }
     }
 }
 
 impl fmt::Debug for Aborter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Aborter(rank {})", self.0.rank)
+        match self.0.upgrade() {
+            Some(shared) => write!(f, "Aborter(rank {})", shared.rank),
+            None => f.write_str("Aborter(gone)"),
+        }
     }
 }
 
@@ -464,27 +479,32 @@ impl Shared {
         )
     }
 
-    /// All memory as the device of a link knows it: what another device has allocated is
-    /// registered with this one, too.
+    /// The communicator's own channel to a peer.
+    pub(crate) fn link(&self, peer: Rank) -> Result<PeerLink> {
+        lock(&self.links).ready.get(&peer).cloned().ok_or_else(|| {
+            Error::new(
+                ErrorKind::InvalidArgument,
+                format!("no channel to rank {peer} yet"),
+            )
+            .hint("call `ensure_links` on both ranks")
+        })
+    }
+
+    /// All memory as the device of a link knows it.
     fn memories_on(&self, device: &Device) -> Result<Vec<(String, Region)>> {
         lock(&self.memories)
             .iter_mut()
-            .map(|memory| {
-                let known = memory
-                    .regions
-                    .iter()
-                    .find(|region| region.device().is_same(device));
-                let region = match known {
-                    Some(region) => region.clone(),
-                    None => {
-                        let region = device.register_region(&memory.regions[0])?;
-                        memory.regions.push(region.clone());
-                        region
-                    }
-                };
-                Ok((memory.tag.clone(), region))
-            })
+            .map(|memory| Ok((memory.tag.clone(), memory.on(device)?)))
             .collect()
+    }
+
+    /// The memory with this tag as a device knows it.
+    pub(crate) fn memory_on(&self, tag: &str, device: &Device) -> Result<Region> {
+        lock(&self.memories)
+            .iter_mut()
+            .find(|memory| memory.tag == tag)
+            .ok_or_else(|| Error::new(ErrorKind::Internal, format!("no memory `{tag}`")))?
+            .on(device)
     }
 
     fn give_up(&self, error: &Error) {

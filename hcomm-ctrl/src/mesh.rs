@@ -151,6 +151,8 @@ pub struct Mesh {
     links: BTreeMap<Rank, Link>,
     /// That we give up, for links that open later.
     given_up: Option<Body>,
+    /// Messages that were given to [`Mesh::send`] and taken.
+    sent: u64,
 }
 
 struct Link {
@@ -195,6 +197,7 @@ impl Mesh {
             door: Some(door),
             links: BTreeMap::new(),
             given_up: None,
+            sent: 0,
         }
     }
 
@@ -317,7 +320,14 @@ impl Mesh {
             }
             _ => link.early.push(message),
         }
+        self.sent += 1;
         Ok(())
+    }
+
+    /// Messages sent so far.
+    #[must_use]
+    pub const fn sent(&self) -> u64 {
+        self.sent
     }
 
     /// The next message of `peer`. What came before a goodbye or a loss can still be received.
