@@ -20,6 +20,68 @@
 //! ([`hcomm_coll::Communicator`]) and these to the control plane ([`Membership`]): rank graph,
 //! memory, threads, channels. The data plane is re-exported from `hcomm-data`: [`Thread`],
 //! [`Slice`], [`Channel`].
+//!
+//! # One-sided transfers
+//!
+//! A window is symmetric memory: as many bytes on every rank, which every rank reaches. Two ranks
+//! write into each other's, and each waits for the notify that says that the bytes are there:
+//!
+//! ```
+//! use hcomm::{Communicator, Rank};
+//!
+//! fn exchange(comm: Communicator) -> hcomm::Result<()> {
+//!     let peer = Rank(1 - comm.rank().0);
+//!     let window = comm.window("numbers", 4096)?; // on all ranks
+//!     let link = comm.open_channel(peer, 1)?; // on both ranks: one notify each way
+//!     let thread = comm.thread(0)?; // an in-order queue
+//!
+//!     // A program's own memory takes part without a copy in between.
+//!     let mut mine = comm.register("mine", vec![comm.rank().0 as f32; 1024])?;
+//!     thread.write_with_notify(&link.channel, window.of(peer)?, mine.slice()?, 0)?;
+//!     thread.wait(&link.channel, 0)?;
+//!     thread.synchronize(None)?; // the peer's numbers are in `window.local()`
+//!     assert_eq!(mine.deregister()?[0], comm.rank().0 as f32);
+//!
+//!     // Where the link maps it, the peer's memory is an address, and a copy moves its bytes.
+//!     if window.address_of(peer).is_some() {
+//!         let here = comm.allocate("here", 4)?;
+//!         thread.copy(&here, &window.of(peer)?.sub(0..4)?)?;
+//!         thread.synchronize(None)?;
+//!     }
+//!     comm.close()
+//! }
+//!
+//! # fn main() -> hcomm::Result<()> {
+//! // Ranks as threads of one process; under a launcher it is `Communicator::from_env`.
+//! let ranks = Communicator::init_all(2)?;
+//! std::thread::scope(|scope| {
+//!     for comm in ranks {
+//!         scope.spawn(move || exchange(comm).unwrap());
+//!     }
+//! });
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Giving up
+//!
+//! Every wait has a deadline, and an [`Aborter`] ends it from another OS thread, on this rank at
+//! once and on the others as soon as they hear of it:
+//!
+//! ```
+//! use hcomm::{Communicator, ErrorKind, Rank};
+//!
+//! # fn main() -> hcomm::Result<()> {
+//! let mut ranks = Communicator::init_all(2)?;
+//! let comm = ranks.remove(0);
+//! let aborter = comm.aborter();
+//! let button = std::thread::spawn(move || aborter.abort("the user has lost patience"));
+//! let error = comm.recv(&mut [0u8; 8], Rank(1)).unwrap_err(); // rank 1 sends nothing
+//! assert_eq!(error.kind(), ErrorKind::Aborted);
+//! # button.join().unwrap();
+//! # Ok(())
+//! # }
+//! ```
 
 #![forbid(unsafe_code)]
 
@@ -28,11 +90,13 @@ mod communicator;
 pub use communicator::{Communicator, Options, launched, load_transports};
 pub use hcomm_coll::{algorithms, plan, verify};
 pub use hcomm_ctrl::{
-    Aborter, DEFAULT_BUFFER_BYTES, Identity, JobKey, Launcher, Layout, MIN_BUFFER_BYTES,
-    Membership, Outside, ParseRootError, ParseRootInfoError, PeerLink, RemoteMemory, RootAddress,
-    RootInfo, RootListener, Settings, Step, Surroundings, VARIABLES, Variable,
+    Aborter, Counters, DEFAULT_BUFFER_BYTES, Identity, JobKey, Launcher, Layout, MIN_BUFFER_BYTES,
+    Membership, Outside, ParseRootError, ParseRootInfoError, PeerLink, Registered, RemoteMemory,
+    RootAddress, RootInfo, RootListener, Settings, Step, Surroundings, VARIABLES, Variable, Window,
 };
-pub use hcomm_data::{BatchOp, Buffers, Channel, Domain, Engine, RemoteSlice, Slice, Thread};
+pub use hcomm_data::{
+    BatchOp, Buffers, Channel, Domain, Engine, Memory, RemoteSlice, Slice, Thread,
+};
 pub use hcomm_topo::{Choice, EndpointFacts, HostFacts, Layer, Link, RankGraph, TopologyType};
 pub use hcomm_transport::{
     Candidate, Capabilities, Device, DeviceInfo, Import, Outcome, Plugin, Region, Source,

@@ -4,9 +4,10 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use hcomm::{Communicator, ErrorKind, Membership, Options, Rank, ReduceOp, Settings};
+use hcomm::{Communicator, Error, ErrorKind, Membership, Options, Rank, ReduceOp, Settings};
 
 use crate::collectives::all_reduce;
+use crate::job::Job;
 use crate::team;
 
 /// Ranks 0 and 1 wait for rank 2, which never calls; another thread ends it.
@@ -48,6 +49,140 @@ fn an_abort_ends_a_blocked_call_on_every_rank_with_the_reason() {
                 error.culprits() == culprits || rank == Rank(0),
                 "rank {rank}: {error:?}"
             );
+        }
+    }
+}
+
+/// How a rank can be blocked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Blocked {
+    Wait,
+    ThreadWait,
+    AllReduce,
+    Recv,
+    Channel,
+    Window,
+}
+
+/// Blocks for something that never comes, and returns how it ended.
+fn block(comm: &Communicator, how: Blocked) -> Error {
+    let next = Rank((comm.rank().0 + 1) % comm.size());
+    match how {
+        Blocked::Wait => {
+            let link = comm.open_channel(next, 1).unwrap();
+            let thread = comm.thread(0).unwrap();
+            thread.wait(&link.channel, 0).unwrap();
+            thread.synchronize(None).unwrap_err()
+        }
+        Blocked::ThreadWait => {
+            let thread = comm.thread(1).unwrap();
+            thread.wait_thread(0).unwrap();
+            comm.synchronize(None).unwrap_err()
+        }
+        Blocked::AllReduce => {
+            (comm.all_reduce_in_place(&mut [1u8; 100], ReduceOp::Sum)).unwrap_err()
+        }
+        Blocked::Recv => comm.recv(&mut [0u8; 10], next).unwrap_err(),
+        Blocked::Channel => comm.open_channel(next, 1).unwrap_err(),
+        Blocked::Window => comm.window("never", 100).unwrap_err(),
+    }
+}
+
+/// Waits until an OS thread of this process sleeps in the kernel.
+fn wait_until_asleep(thread: rustix::process::Pid) {
+    let path = format!("/proc/self/task/{}/stat", thread.as_raw_nonzero());
+    loop {
+        let stat = std::fs::read_to_string(&path).unwrap();
+        if stat.rsplit_once(") ").unwrap().1.starts_with('S') {
+            return;
+        }
+        thread::yield_now();
+    }
+}
+
+/// The rank that is aborted sleeps; it and its peer, which never does its part, hear the reason.
+#[test]
+fn an_abort_wakes_whoever_sleeps_wherever_it_is_blocked() {
+    for how in [
+        Blocked::Wait,
+        Blocked::ThreadWait,
+        Blocked::AllReduce,
+        Blocked::Recv,
+        Blocked::Channel,
+        Blocked::Window,
+    ] {
+        let mut comms = Communicator::init_all_with(2, &Options::default()).unwrap();
+        let aborter = comms[0].aborter();
+        let (sleeps, sleeper) = mpsc::channel();
+        let killer = thread::spawn(move || {
+            wait_until_asleep(sleeper.recv().unwrap());
+            aborter.abort("the plug was pulled");
+        });
+        let other = comms.pop().unwrap();
+        let members = vec![(comms.pop().unwrap(), Some(sleeps)), (other, None)];
+        let errors = team::on_threads(members, move |(comm, sleeps)| match sleeps {
+            Some(sleeps) => {
+                if how == Blocked::Wait {
+                    // The channel takes both; the wait is for nobody.
+                    let link = comm.open_channel(Rank(1), 1).unwrap();
+                    let thread = comm.thread(0).unwrap();
+                    thread.wait(&link.channel, 0).unwrap();
+                    sleeps.send(rustix::thread::gettid()).unwrap();
+                    thread.synchronize(None).unwrap_err()
+                } else {
+                    sleeps.send(rustix::thread::gettid()).unwrap();
+                    block(&comm, how)
+                }
+            }
+            None => {
+                if how == Blocked::Wait {
+                    comm.open_channel(Rank(0), 1).unwrap();
+                }
+                block(&comm, Blocked::ThreadWait)
+            }
+        });
+        killer.join().unwrap();
+        for (rank, error) in errors.iter().enumerate() {
+            assert_eq!(error.kind(), ErrorKind::Aborted, "{how:?} {rank}: {error}");
+            let text = error.to_string();
+            assert!(text.contains("plug was pulled"), "{how:?} {rank}: {text}");
+        }
+        assert_eq!(errors[1].culprits(), [Rank(0)], "{how:?}: {}", errors[1]);
+    }
+}
+
+/// The program `abort`: each rank is blocked in another way; rank 0 aborts itself from another OS
+/// thread once all have come so far.
+pub(crate) fn blocked_until_rank_0_is_told_to_abort(comm: &Communicator) -> Error {
+    comm.barrier().unwrap();
+    let hows = [
+        Blocked::Recv,
+        Blocked::ThreadWait,
+        Blocked::Recv,
+        Blocked::Window,
+    ];
+    let how = hows[comm.rank().index() % hows.len()];
+    thread::scope(|scope| {
+        if comm.rank() == Rank(0) {
+            let (aborter, here) = (comm.aborter(), rustix::thread::gettid());
+            scope.spawn(move || {
+                wait_until_asleep(here);
+                aborter.abort("rank 0 was told to");
+            });
+        }
+        block(comm, how)
+    })
+}
+
+#[test]
+fn an_abort_reaches_other_processes_with_rank_and_reason() {
+    let mut ranks = Job::new("abort", 4).start();
+    for (number, rank) in ranks.iter_mut().enumerate() {
+        let report = rank.wait_for_error();
+        report.must_say(&["rank 0 was told to"]);
+        assert_eq!(report.kind, "Aborted", "{report:?}");
+        if number != 0 {
+            assert_eq!(report.culprits, [0], "{report:?}");
         }
     }
 }

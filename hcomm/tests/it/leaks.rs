@@ -121,6 +121,25 @@ pub(crate) fn all_kinds() {
                 drop(things.swap_remove(random.below(things.len())));
             }
         }),
+        "windows" => nothing_grows(
+            "windows and memory of the user",
+            times(60),
+            KEPT_FOR_THREADS,
+            |_| {
+                team::run_with(2, &options, |comm| {
+                    for _ in 0..3 {
+                        let window = comm.window("window", 50_000).unwrap();
+                        let part = window.local().sub(0..10).unwrap();
+                        let mut memory = comm.register("user", vec![0u8; 5_000]).unwrap();
+                        let link = comm.open_channel(Rank(1 - comm.rank().0), 1).unwrap();
+                        drop((window, link));
+                        memory.deregister().unwrap();
+                        drop(comm.register("user", vec![0u8; 5_000]).unwrap());
+                        drop(part);
+                    }
+                });
+            },
+        ),
         "aborts" => nothing_grows("aborted ones", times(60), KEPT_FOR_THREADS, |_| {
             let comms = Communicator::init_all_with(2, &options).unwrap();
             comms[0].aborter().abort("enough");
@@ -180,6 +199,11 @@ fn communicators_on_threads_leave_nothing() {
 #[test]
 fn dropping_in_any_order_leaves_nothing() {
     in_a_process("drops", None);
+}
+
+#[test]
+fn windows_and_memory_of_the_user_leave_nothing() {
+    in_a_process("windows", None);
 }
 
 #[test]

@@ -18,6 +18,7 @@ mod job;
 mod leaks;
 mod messages;
 mod mixture;
+mod primitives;
 mod programs;
 mod queues;
 mod random;

@@ -7,7 +7,7 @@ use hcomm::{Communicator, Error, Rank, ReduceOp, Result};
 use serde_json::json;
 
 use crate::sample::{Sample as _, samples};
-use crate::{collectives, leaks, messages, mixture};
+use crate::{abort, collectives, leaks, messages, mixture, primitives};
 
 /// What stands before an error on stdout.
 pub(crate) const ERROR: &str = "ERROR ";
@@ -60,6 +60,17 @@ fn rank(name: &str) {
         "mixture" => {
             let seed = std::env::var("ITEST_SEED").expect("ITEST_SEED");
             mixture::blocking(&comm, seed.parse().expect("a number"));
+        }
+        "primitives" => {
+            primitives::every_kind_with_notify(&comm);
+            primitives::a_write_is_one_message_without_copies(&comm);
+            primitives::windows(&comm);
+            primitives::windows_that_differ(&comm);
+            primitives::memory_of_the_user(&comm);
+        }
+        "abort" => {
+            let error = abort::blocked_until_rank_0_is_told_to_abort(&comm);
+            fail("abort", &error);
         }
         "loop" => without_end(&comm),
         "leave" => {
