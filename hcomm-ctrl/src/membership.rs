@@ -540,7 +540,14 @@ impl Shared {
 
     fn leave(&self) {
         self.health.close();
-        lock(&self.mesh).close();
+        let mut mesh = lock(&self.mesh);
+        // Whoever was aborted from another OS thread may come here before that one has told the
+        // peers, and a goodbye would hide it.
+        if let Some(cause) = self.domain.aborted() {
+            mesh.abort(cause.kind(), cause.culprits(), cause.detail());
+        }
+        mesh.close();
+        drop(mesh);
         // Whatever is still queued on the user's threads would wait for nobody.
         self.domain
             .abort(Error::new(ErrorKind::Closed, "the communicator was closed").at_rank(self.rank));
