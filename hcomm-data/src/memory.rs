@@ -10,6 +10,7 @@
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use hcomm_transport::{Capabilities, Descriptor, Device, Import, Region};
 use hcomm_types::{DataType, Error, ErrorKind, ReduceOp, Result};
@@ -251,6 +252,50 @@ pub(crate) fn fetch(bytes: &mut [u8], src: Place<'_>) {
             bytes.len().min(src.bytes),
         );
     }
+}
+
+/// The number in the eight bytes at `offset`, loaded in one piece.
+pub(crate) fn load(place: Place<'_>, offset: u64) -> Result<u64> {
+    let word = word(place, offset)?;
+    // SAFETY: `word` has found it to exist and to be aligned. A peer that stores there in another
+    // way than in one piece can tear the number, which is any number then.
+    Ok(unsafe { AtomicU64::from_ptr(word.as_ptr()) }.load(Ordering::Acquire))
+}
+
+/// Stores a number in the eight bytes at `offset`, in one piece.
+pub(crate) fn store(place: Place<'_>, offset: u64, value: u64) -> Result<()> {
+    let word = word(place.writable()?, offset)?;
+    // SAFETY: as in `load`; the place is writable.
+    unsafe { AtomicU64::from_ptr(word.as_ptr()) }.store(value, Ordering::Release);
+    Ok(())
+}
+
+fn word(place: Place<'_>, offset: u64) -> Result<NonNull<u64>> {
+    let word: NonNull<u64> = place.part(offset, size_of::<u64>() as u64)?.address.cast();
+    if word.is_aligned() {
+        return Ok(word);
+    }
+    Err(Error::new(
+        ErrorKind::InvalidArgument,
+        format!("a number at offset {offset}, which is no multiple of 8 in memory"),
+    ))
+}
+
+/// Wrapping sum of the place as 64-bit words; the last one is filled up with zeros.
+pub(crate) fn sum(place: Place<'_>) -> u64 {
+    const WORD: usize = size_of::<u64>();
+    let first: *const u8 = place.address.as_ptr();
+    let whole = place.bytes / WORD;
+    let sum = (0..whole).fold(0u64, |sum, index| {
+        // SAFETY: the word lies inside the place, which exists; any alignment will do.
+        let word = unsafe { first.cast::<u64>().add(index).read_unaligned() };
+        sum.wrapping_add(word)
+    });
+    let mut last = [0; WORD];
+    let rest = place.bytes % WORD;
+    // SAFETY: the bytes after the whole words lie inside the place; `last` is ours.
+    unsafe { std::ptr::copy_nonoverlapping(first.add(whole * WORD), last.as_mut_ptr(), rest) };
+    sum.wrapping_add(u64::from_ne_bytes(last))
 }
 
 /// Buffers that a caller lends for the time of a blocking run.

@@ -101,6 +101,31 @@ impl Slice {
         Ok(())
     }
 
+    /// The number in the eight bytes at `offset`, loaded in one piece. Loads and stores after it
+    /// stay after it (acquire).
+    ///
+    /// # Errors
+    /// `OutOfBounds`; `InvalidArgument` if the bytes do not lie at a multiple of 8 in memory.
+    pub fn load_u64(&self, offset: usize) -> Result<u64> {
+        memory::load(self.place(), offset as u64)
+    }
+
+    /// Stores a number in the eight bytes at `offset`, in one piece. Loads and stores before it
+    /// stay before it (release).
+    ///
+    /// # Errors
+    /// Those of [`Slice::load_u64`].
+    pub fn store_u64(&self, offset: usize, value: u64) -> Result<()> {
+        memory::store(self.place(), offset as u64, value)
+    }
+
+    /// Reads every byte: the wrapping sum of the slice as 64-bit words in the machine's byte order,
+    /// the last one filled up with zeros.
+    #[must_use]
+    pub fn sum_u64(&self) -> u64 {
+        memory::sum(self.place())
+    }
+
     pub(crate) fn place(&self) -> Place<'_> {
         Place::of_slice(self)
     }
@@ -188,6 +213,33 @@ impl RemoteSlice {
     #[must_use]
     pub fn address(&self) -> Option<NonNull<u8>> {
         self.remote().mapped().map(Place::address)
+    }
+
+    /// The number in the eight bytes at `offset`, loaded in one piece, as by [`Slice::load_u64`]:
+    /// where the link maps the peer's memory.
+    ///
+    /// # Errors
+    /// Those of [`Slice::load_u64`]; `Unsupported` where the memory is not mapped.
+    pub fn load_u64(&self, offset: u64) -> Result<u64> {
+        memory::load(self.mapped()?, offset)
+    }
+
+    /// Stores a number in the eight bytes at `offset`, in one piece, as by [`Slice::store_u64`].
+    ///
+    /// # Errors
+    /// Those of [`RemoteSlice::load_u64`].
+    pub fn store_u64(&self, offset: u64, value: u64) -> Result<()> {
+        memory::store(self.mapped()?, offset, value)
+    }
+
+    fn mapped(&self) -> Result<Place<'_>> {
+        self.remote().mapped().ok_or_else(|| {
+            Error::new(
+                ErrorKind::Unsupported,
+                "single loads and stores in a peer's memory that the link does not map",
+            )
+            .hint("use `Thread::read` and `Thread::write`")
+        })
     }
 
     pub(crate) const fn remote(&self) -> Remote<'_> {

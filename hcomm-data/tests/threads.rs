@@ -50,6 +50,46 @@ fn a_write_is_seen_by_who_waited_for_its_notify() {
 }
 
 #[test]
+fn single_numbers_and_sums_of_memory() {
+    for link in LINKS {
+        let [a, b] = pair(link, 4096);
+        b.memory.store_u64(16, 1 << 63).unwrap();
+        assert_eq!(b.memory.load_u64(16).unwrap(), 1 << 63);
+        let far = a.far(8, 16);
+        if link == Link::Mapped {
+            assert_eq!(far.load_u64(8).unwrap(), 1 << 63);
+            far.store_u64(0, 7).unwrap();
+            assert_eq!(b.get(8, 8), 7u64.to_ne_bytes());
+            // Past the end, and between two words.
+            assert_eq!(far.load_u64(9).unwrap_err().kind(), ErrorKind::OutOfBounds);
+            let between = a.far(4, 12).store_u64(0, 1).unwrap_err();
+            assert_eq!(between.kind(), ErrorKind::InvalidArgument);
+        } else {
+            assert_eq!(far.load_u64(8).unwrap_err().kind(), ErrorKind::Unsupported);
+        }
+        let outside = b.memory.load_u64(4089).unwrap_err();
+        assert_eq!(outside.kind(), ErrorKind::OutOfBounds);
+    }
+    let [a, _b] = pair(Link::Mapped, 4096);
+    let bytes = pattern(3, 4096);
+    a.set(0, &bytes);
+    for (start, length) in [(0usize, 0usize), (0, 8), (3, 4001), (5, 7), (8, 4088)] {
+        let expected = bytes[start..start + length]
+            .chunks(8)
+            .fold(0u64, |sum, part| {
+                let mut word = [0; 8];
+                word[..part.len()].copy_from_slice(part);
+                sum.wrapping_add(u64::from_ne_bytes(word))
+            });
+        assert_eq!(
+            a.part(start, length).sum_u64(),
+            expected,
+            "{start} {length}"
+        );
+    }
+}
+
+#[test]
 fn a_read_is_here_before_the_next_local_task_and_the_next_record() {
     for link in LINKS {
         let [a, b] = pair(link, 30_000);
