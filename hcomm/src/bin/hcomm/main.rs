@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+mod bind;
 mod launch;
 mod output;
 mod pair;
@@ -52,6 +53,9 @@ enum Command {
         /// Limit of descriptors that the program is to have.
         #[arg(long)]
         descriptors: Option<u64>,
+        /// Cores that it is to run on; all if none are named.
+        #[arg(long, value_delimiter = ',')]
+        cores: Vec<usize>,
         /// The program and its arguments.
         #[arg(last = true, required = true)]
         program: Vec<OsString>,
@@ -83,8 +87,9 @@ fn dispatch(command: Command) -> Result<u8> {
         Command::ExecTied {
             launcher,
             descriptors,
+            cores,
             program,
-        } => match launch::exec_tied(launcher, descriptors, &program)? {},
+        } => match launch::exec_tied(launcher, descriptors, &cores, &program)? {},
     }
 }
 

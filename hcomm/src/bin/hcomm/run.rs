@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use clap::Args;
 use hcomm_types::Result;
 
+use crate::bind::Bind;
 use crate::launch::{self, Job};
 
 /// Starts N processes of a program on this host, as ranks 0 to N-1. Each gets RANK, WORLD_SIZE,
@@ -20,6 +21,9 @@ pub(crate) struct RunArgs {
     /// Pass output on as it is, without the rank's number before each line
     #[arg(long)]
     no_prefix: bool,
+    /// Cores of the ranks [default: share, unless there is one rank or there are too few cores]
+    #[arg(long, value_enum)]
+    bind: Option<Bind>,
     /// The program and its arguments
     #[arg(last = true, required = true)]
     program: Vec<OsString>,
@@ -35,5 +39,6 @@ pub(crate) fn run(args: RunArgs) -> Result<u8> {
         ranks: args.ranks,
         program: args.program,
         prefix: !args.no_prefix,
+        cores: Bind::cores(args.bind, Bind::Share, args.ranks)?,
     })
 }

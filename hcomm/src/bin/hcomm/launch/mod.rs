@@ -28,6 +28,7 @@ use signal_hook::iterator::Signals;
 
 use self::course::{Action, Course, Event};
 use self::rank::Process;
+use crate::bind::bind;
 use crate::output;
 
 /// What to start.
@@ -41,6 +42,8 @@ pub(crate) struct Job {
     pub(crate) program: Vec<OsString>,
     /// Whether lines of output carry the rank's number.
     pub(crate) prefix: bool,
+    /// Cores of each rank; no list if ranks are not bound.
+    pub(crate) cores: Vec<Vec<usize>>,
 }
 
 /// Runs a job to its end; returns the exit code to end with.
@@ -105,17 +108,22 @@ pub(crate) fn run(job: &Job) -> Result<u8> {
 }
 
 /// Becomes the program, tied to the launcher's life: the hidden subcommand of each rank.
-/// `descriptors` is the limit of them that the program is to have, if not that of the launcher.
+/// `descriptors` is the limit of them that the program is to have, if not that of the launcher;
+/// `cores` are those that it is to run on, if any are named.
 ///
 /// # Errors
 /// If the program cannot be started.
 pub(crate) fn exec_tied(
     launcher: u32,
     descriptors: Option<u64>,
+    cores: &[usize],
     program: &[OsString],
 ) -> Result<Infallible> {
     tie_to_parent(launcher)?;
     descriptors.map_or(Ok(()), surroundings::limit_descriptors)?;
+    if !cores.is_empty() {
+        bind(cores)?;
+    }
     let (name, arguments) = program
         .split_first()
         .ok_or_else(|| Error::new(ErrorKind::InvalidArgument, "no program to run"))?;
@@ -156,6 +164,10 @@ impl Start<'_> {
         command.arg("exec-tied");
         if let Some(descriptors) = self.descriptors {
             command.arg(format!("--descriptors={descriptors}"));
+        }
+        if let Some(cores) = self.job.cores.get(rank as usize) {
+            let cores: Vec<String> = cores.iter().map(usize::to_string).collect();
+            command.arg(format!("--cores={}", cores.join(",")));
         }
         command
             .arg(std::process::id().to_string())

@@ -1,4 +1,4 @@
-//! Collectives, and send with recv.
+//! Collectives.
 
 use hcomm::Communicator;
 use hcomm_coll::plan::{Operation, Shape};
@@ -17,9 +17,6 @@ const POISON: u8 = 0xa5;
 /// # Errors
 /// If there is no algorithm or no memory for it.
 pub(super) fn plan<'a>(args: &PerfArgs, comm: &'a Communicator, count: u64) -> Result<Plan<'a>> {
-    if args.op == PerfOp::SendRecv {
-        return message(args, comm, count);
-    }
     let operation = match args.op {
         PerfOp::AllGather => Operation::AllGather,
         PerfOp::ReduceScatter => Operation::ReduceScatter,
@@ -52,6 +49,7 @@ pub(super) fn plan<'a>(args: &PerfArgs, comm: &'a Communicator, count: u64) -> R
         count,
         moved: bytes,
         bus_factor,
+        messages: None,
         algorithm: comm.algorithm(&shape)?.to_owned(),
     })
 }
@@ -186,101 +184,4 @@ fn reduction(shape: &Shape) -> Option<Reduction> {
         redop: shape.redop,
         ranks: shape.ranks,
     })
-}
-
-fn message<'a>(args: &PerfArgs, comm: &'a Communicator, count: u64) -> Result<Plan<'a>> {
-    let bytes = count * args.dtype.size() as u64;
-    let me = comm.rank();
-    let mut case = PingPong {
-        comm,
-        peer: Rank(me.0 ^ 1),
-        dtype: args.dtype,
-        count: as_length(count)?,
-        mine: buffer(bytes)?,
-        theirs: buffer(bytes)?,
-    };
-    fill(&mut case.mine, args.dtype, me, 0);
-    let there = comm.shape(
-        Operation::SendRecv {
-            from: me,
-            to: case.peer,
-        },
-        case.count,
-        args.dtype,
-        args.redop,
-        false,
-    );
-    Ok(Plan {
-        algorithm: comm.algorithm(&there)?.to_owned(),
-        case: Box::new(case),
-        bytes,
-        count,
-        moved: bytes,
-        bus_factor: 1.0,
-    })
-}
-
-/// Even ranks send first, odd ranks answer: one run is a round trip.
-struct PingPong<'a> {
-    comm: &'a Communicator,
-    peer: Rank,
-    dtype: hcomm_types::DataType,
-    count: usize,
-    mine: Vec<u8>,
-    theirs: Vec<u8>,
-}
-
-impl PingPong<'_> {
-    fn send(&mut self) -> Result<()> {
-        let (from, to) = (self.comm.rank(), self.peer);
-        let shape = self.shape(from, to);
-        let buffers = Buffers::Separate {
-            input: &self.mine,
-            output: &mut [],
-        };
-        self.comm.execute("send", &shape, buffers)
-    }
-
-    fn recv(&mut self) -> Result<()> {
-        let (from, to) = (self.peer, self.comm.rank());
-        let shape = self.shape(from, to);
-        let buffers = Buffers::Separate {
-            input: &[],
-            output: &mut self.theirs,
-        };
-        self.comm.execute("recv", &shape, buffers)
-    }
-
-    fn shape(&self, from: Rank, to: Rank) -> Shape {
-        let operation = Operation::SendRecv { from, to };
-        self.comm.shape(
-            operation,
-            self.count,
-            self.dtype,
-            hcomm_types::ReduceOp::Sum,
-            false,
-        )
-    }
-}
-
-impl Case for PingPong<'_> {
-    fn run(&mut self) -> Result<()> {
-        if self.comm.rank() < self.peer {
-            self.send()?;
-            self.recv()
-        } else {
-            self.recv()?;
-            self.send()
-        }
-    }
-
-    fn wrong(&mut self) -> Result<u64> {
-        self.theirs.fill(POISON);
-        self.run()?;
-        Ok(wrong_copies(&self.theirs, self.dtype, self.peer, 0))
-    }
-
-    fn operations(&self) -> u32 {
-        2
-    }
 }

@@ -5,6 +5,9 @@
 //! collects the slowest rank's times and prints.
 
 mod collective;
+mod handover;
+mod local;
+mod message;
 mod pattern;
 mod primitive;
 mod report;
@@ -16,6 +19,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use hcomm_types::{DataType, Error, ErrorKind, ReduceOp, Result};
 
+use crate::bind::Bind;
 use crate::launch::{self, Job};
 use crate::sizes::{self, Growth, parse_bytes};
 
@@ -26,7 +30,8 @@ pub(crate) struct PerfArgs {
     /// What to measure
     #[arg(value_enum)]
     op: PerfOp,
-    /// Ranks to start on this host [default: 2]; under a launcher the number it must have started
+    /// Ranks to start on this host [default: 2, or 1 where each works for itself]; under a
+    /// launcher the number it must have started
     #[arg(short = 'p', long = "ranks", value_parser = clap::value_parser!(u32).range(1..=4096))]
     ranks: Option<u32>,
     /// Ranks as threads of one process instead of processes
@@ -45,10 +50,11 @@ pub(crate) struct PerfArgs {
     /// Bytes between sizes, instead of a factor
     #[arg(short = 'i', long = "step", value_parser = parse_bytes)]
     step: Option<u64>,
-    /// Measured iterations a size
-    #[arg(short = 'n', long = "iterations", default_value_t = 20,
+    /// Measured iterations a size [default: as many as take 0.1 s, but at least 20]. They are timed
+    /// in up to 20 groups, each of which gives one time
+    #[arg(short = 'n', long = "iterations",
           value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
-    iterations: u32,
+    iterations: Option<u32>,
     /// Iterations before measuring
     #[arg(short = 'w', long = "warmup", default_value_t = 5,
           value_parser = clap::value_parser!(u32).range(..=10_000_000))]
@@ -78,6 +84,24 @@ pub(crate) struct PerfArgs {
     /// Engine that drives the queues
     #[arg(long, value_enum, default_value_t = EngineArg::Cpu)]
     engine: EngineArg,
+    /// Messages that follow each other before the receiver answers, instead of one: times are
+    /// those of one message
+    #[arg(long, value_name = "MESSAGES", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    stream: Option<u32>,
+    /// Measure another operation as well, in turn with the first, and show how many times as long
+    /// as this one the first takes
+    #[arg(long, value_enum, value_name = "OP")]
+    against: Option<PerfOp>,
+    /// Memory that data lies in [default: ours for primitives, else user]
+    #[arg(long, value_enum)]
+    memory: Option<Memory>,
+    /// The receiver reads every byte that it has received before it answers
+    #[arg(long)]
+    consume: bool,
+    /// Cores of the ranks started here [default: core, unless there is one rank or there are too
+    /// few cores]
+    #[arg(long, value_enum)]
+    bind: Option<Bind>,
     /// Descriptors a batch, for batch_write
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     batch: u32,
@@ -110,6 +134,16 @@ pub(crate) enum PerfOp {
     WriteNotify,
     /// Batches of writes with one notify, pairs of ranks
     BatchWrite,
+    /// One-sided combination with the peer's memory and fence, pairs of ranks
+    WriteReduce,
+    /// One-sided combination of the peer's memory with ours, pairs of ranks
+    ReadReduce,
+    /// Notify alone, ping-pong (half round trip), pairs of ranks
+    Notify,
+    /// Copy inside a rank
+    LocalCopy,
+    /// Combination of two operands inside a rank
+    LocalReduce,
 }
 
 impl PerfOp {
@@ -125,6 +159,11 @@ impl PerfOp {
             Self::Read => "read",
             Self::WriteNotify => "write_notify",
             Self::BatchWrite => "batch_write",
+            Self::WriteReduce => "write_reduce",
+            Self::ReadReduce => "read_reduce",
+            Self::Notify => "notify",
+            Self::LocalCopy => "local_copy",
+            Self::LocalReduce => "local_reduce",
         }
     }
 
@@ -132,8 +171,30 @@ impl PerfOp {
     const fn in_pairs(self) -> bool {
         matches!(
             self,
-            Self::SendRecv | Self::Write | Self::Read | Self::WriteNotify | Self::BatchWrite
+            Self::SendRecv
+                | Self::Write
+                | Self::Read
+                | Self::WriteNotify
+                | Self::BatchWrite
+                | Self::WriteReduce
+                | Self::ReadReduce
+                | Self::Notify
         )
+    }
+
+    /// Whether each rank works for itself.
+    const fn is_local(self) -> bool {
+        matches!(self, Self::LocalCopy | Self::LocalReduce)
+    }
+
+    /// Whether it moves no data.
+    const fn moves_nothing(self) -> bool {
+        matches!(self, Self::Barrier | Self::Notify)
+    }
+
+    /// Ranks to start, if nobody says how many.
+    const fn usual_ranks(self) -> u32 {
+        if self.is_local() { 1 } else { 2 }
     }
 
     /// Ranks that share the bytes of a size: that is the size of the larger buffer, as for
@@ -146,7 +207,32 @@ impl PerfOp {
     }
 
     const fn reduces(self) -> bool {
-        matches!(self, Self::AllReduce | Self::ReduceScatter)
+        matches!(
+            self,
+            Self::AllReduce
+                | Self::ReduceScatter
+                | Self::WriteReduce
+                | Self::ReadReduce
+                | Self::LocalReduce
+        )
+    }
+}
+
+/// Memory that data lies in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Memory {
+    /// Allocated by the communicator
+    Ours,
+    /// The caller's own
+    User,
+}
+
+impl Memory {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Ours => "ours",
+            Self::User => "user",
+        }
     }
 }
 
@@ -156,6 +242,17 @@ impl PerfOp {
 enum EngineArg {
     /// The caller
     Cpu,
+    /// A thread beside the caller
+    CpuTs,
+}
+
+impl EngineArg {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Cpu => "cpu",
+            Self::CpuTs => "cpu_ts",
+        }
+    }
 }
 
 /// Measures, in whichever role this process has.
@@ -172,7 +269,7 @@ pub(crate) fn perf(args: &PerfArgs) -> Result<u8> {
         .hint("leave out --threads, or unset the launcher's variables, such as RANK"));
     }
     if args.threads || launched.is_some() {
-        check(args, launched.or(args.ranks).unwrap_or(2))?;
+        check(args, launched.unwrap_or_else(|| args.ranks()))?;
         if let (Some(expected), Some(size)) = (args.ranks, launched)
             && expected != size
         {
@@ -185,10 +282,10 @@ pub(crate) fn perf(args: &PerfArgs) -> Result<u8> {
             worker::as_rank(args)
         } else {
             check_json_file(args)?;
-            worker::as_threads(args, args.ranks.unwrap_or(2))
+            worker::as_threads(args, args.ranks())
         };
     }
-    let ranks = args.ranks.unwrap_or(2);
+    let ranks = args.ranks();
     check(args, ranks)?;
     check_json_file(args)?;
     let myself = std::env::current_exe()
@@ -200,13 +297,14 @@ pub(crate) fn perf(args: &PerfArgs) -> Result<u8> {
         ranks,
         program,
         prefix: false,
+        cores: args.cores(ranks)?,
     })
 }
 
 impl PerfArgs {
     /// Sizes asked for, in bytes.
     fn sizes(&self) -> Vec<u64> {
-        if self.op == PerfOp::Barrier {
+        if self.op.moves_nothing() {
             return vec![0];
         }
         sizes::rows(
@@ -229,6 +327,42 @@ impl PerfArgs {
         counts
     }
 
+    /// Ranks to start.
+    fn ranks(&self) -> u32 {
+        self.ranks.unwrap_or(self.op.usual_ranks())
+    }
+
+    /// The cores of each of so many ranks that are started here.
+    fn cores(&self, ranks: u32) -> Result<Vec<Vec<usize>>> {
+        Bind::cores(self.bind, Bind::Core, ranks)
+    }
+
+    /// The operation to measure in turn.
+    fn other(&self) -> Option<Self> {
+        let op = self.against?;
+        Some(Self {
+            op,
+            against: None,
+            ..self.clone()
+        })
+    }
+
+    /// Name under which memory is known to the peer.
+    fn tag(&self) -> String {
+        format!("hcomm-perf-{}", self.op.name())
+    }
+
+    /// Messages in a row.
+    fn stream(&self) -> u32 {
+        self.stream.unwrap_or(1)
+    }
+
+    fn memory(&self) -> Memory {
+        let ours = self.op.is_local() || (self.op.in_pairs() && self.op != PerfOp::SendRecv);
+        self.memory
+            .unwrap_or(if ours { Memory::Ours } else { Memory::User })
+    }
+
     fn checks(&self) -> bool {
         self.check == 1
     }
@@ -242,7 +376,24 @@ impl PerfArgs {
 }
 
 fn check(args: &PerfArgs, ranks: u32) -> Result<()> {
+    if let Some(other) = args.other() {
+        // What follows from the number of ranks differs, and shares are not the same bytes.
+        if other.counts(ranks) != args.counts(ranks) || other.op == args.op {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!(
+                    "--against {}: not another operation of the same sizes",
+                    other.op.name()
+                ),
+            ));
+        }
+        check(&other, ranks)?;
+    }
     let wrong = |what: String| Err(Error::new(ErrorKind::InvalidArgument, what));
+    let is_collective = !args.op.in_pairs() && !args.op.is_local();
+    if args.engine == EngineArg::CpuTs {
+        return wrong("--engine cpu_ts: there is no such engine yet; use cpu".to_owned());
+    }
     if args.step == Some(0) {
         return wrong("-i 0: sizes would never grow".to_owned());
     }
@@ -262,11 +413,38 @@ fn check(args: &PerfArgs, ranks: u32) -> Result<()> {
             args.op.name()
         ));
     }
-    if args.in_place && (args.op == PerfOp::Barrier || args.op.in_pairs()) {
+    if args.in_place && (args.op == PerfOp::Barrier || !is_collective) {
         return wrong(format!(
             "--in-place: {} does not have an input and an output on one rank",
             args.op.name()
         ));
+    }
+    if args.stream.is_some() && (is_collective || args.op == PerfOp::BatchWrite) {
+        return wrong(format!(
+            "--stream: {} does not send one message after the other",
+            args.op.name()
+        ));
+    }
+    if args.consume && (is_collective || args.op.moves_nothing()) {
+        return wrong(format!(
+            "--consume: {} has no receiver that could read",
+            args.op.name()
+        ));
+    }
+    match args.memory() {
+        Memory::Ours if is_collective => {
+            return wrong(format!(
+                "--memory ours: {} takes the caller's memory",
+                args.op.name()
+            ));
+        }
+        Memory::User if !is_collective && args.op != PerfOp::SendRecv => {
+            return wrong(format!(
+                "--memory user: {} works on memory that the communicator has allocated",
+                args.op.name()
+            ));
+        }
+        _ => {}
     }
     // A table that nobody reads to its end, and the memory for it.
     const ROWS: u64 = 10_000;
@@ -320,6 +498,7 @@ mod tests {
         assert_eq!(counts("reduce_scatter -b 1 -e 64 -f 8 -d int32", 4), [1, 4]);
         assert_eq!(counts("all_gather -b 5 -e 5 -d fp32", 4), [1]);
         assert_eq!(counts("barrier", 4), [0]);
+        assert_eq!(counts("notify", 2), [0]);
         assert_eq!(counts("read -b 10 -e 30 -i 10 -d int8", 2), [10, 20, 30]);
     }
 
@@ -334,14 +513,37 @@ mod tests {
             ("all_reduce -i 0", 2),
             ("all_reduce -b 0 -e 1G -i 1", 2),
             ("all_reduce -b 2 -e 1", 2),
+            ("all_reduce --stream 64", 2),
+            ("batch_write --stream 64", 2),
+            ("all_gather --consume", 2),
+            ("notify --consume", 2),
+            ("all_reduce --memory ours", 2),
+            ("local_copy --in-place", 1),
+            ("write --engine cpu_ts", 2),
+            ("write --against write", 2),
+            ("write --against barrier", 2),
+            ("write --stream 9 --against batch_write", 2),
         ] {
             let error = check(&parse(line), ranks).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{line}");
         }
-        for (line, ranks) in [("all_reduce --in-place", 1), ("send_recv", 4)] {
+        for (line, ranks) in [
+            ("all_reduce --in-place", 1),
+            ("send_recv", 4),
+            ("send_recv --memory ours --stream 64 --consume", 2),
+            ("write_notify --stream 64 --consume", 2),
+            ("local_reduce --against local_copy", 1),
+            ("write_notify --against send_recv --memory ours", 2),
+        ] {
             assert!(check(&parse(line), ranks).is_ok(), "{line}");
         }
-        for line in ["all_reduce -n 10000001", "all_reduce -w 4000000000"] {
+        for line in [
+            "all_reduce -n 10000001",
+            "all_reduce -w 4000000000",
+            "write --stream 0",
+            "write --memory borrowed",
+            "write --bind socket",
+        ] {
             let words = ["perf"].into_iter().chain(line.split(' '));
             assert!(Line::try_parse_from(words).is_err(), "{line}");
         }

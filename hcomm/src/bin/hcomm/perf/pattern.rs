@@ -78,6 +78,18 @@ pub(super) fn wrong_copies(buffer: &[u8], dtype: DataType, rank: Rank, first: u6
     }))
 }
 
+/// Wrapping sum of `bytes` as 64-bit words, the last one filled up with zeros: what
+/// [`hcomm_data::Slice::sum_u64`] is for memory of ours.
+pub(super) fn sum_u64(bytes: &[u8]) -> u64 {
+    let (words, rest) = bytes.as_chunks();
+    let sum = words.iter().fold(0u64, |sum, word| {
+        sum.wrapping_add(u64::from_ne_bytes(*word))
+    });
+    let mut last = [0; 8];
+    last[..rest.len()].copy_from_slice(rest);
+    sum.wrapping_add(u64::from_ne_bytes(last))
+}
+
 /// What is combined, and of how many ranks.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reduction {
@@ -352,6 +364,21 @@ mod tests {
     use super::*;
 
     const RANKS: [u32; 7] = [1, 2, 3, 8, 64, 300, 4096];
+
+    #[test]
+    fn every_byte_is_in_the_sum() {
+        let mut bytes = vec![0; 21];
+        assert_eq!(sum_u64(&bytes[..0]), 0);
+        fill(&mut bytes, DataType::U8, Rank(1), 0);
+        for length in 0..bytes.len() {
+            let sum = sum_u64(&bytes[..length]);
+            for at in 0..length {
+                let mut changed = bytes[..length].to_vec();
+                changed[at] ^= 1;
+                assert_ne!(sum_u64(&changed), sum, "{at} of {length}");
+            }
+        }
+    }
 
     #[test]
     fn a_copy_is_right_at_its_place_only() {

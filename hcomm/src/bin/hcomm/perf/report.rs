@@ -17,14 +17,32 @@ pub(super) struct Row {
     pub(super) bytes: u64,
     pub(super) count: u64,
     pub(super) algorithm: String,
-    pub(super) iters: u32,
+    /// Measured iterations, in at most 20 groups of about as many.
+    pub(super) iters: u64,
     pub(super) time_us: Times,
     pub(super) algbw_gbps: f64,
     pub(super) busbw_gbps: f64,
+    /// Millions of messages a second; none if the operation hands over no messages.
+    pub(super) msgrate_mps: Option<f64>,
+    /// Time of one cache line from rank to rank, the larger of right before and right after; none
+    /// if there are not two ranks that map memory of each other.
+    pub(super) handover_ns: Option<f64>,
+    /// What another operation took in turn with this one, if one was asked for.
+    pub(super) against: Option<Against>,
     pub(super) wrong: u64,
 }
 
-/// Times of one operation on the slowest rank, in microseconds.
+/// Another operation, measured in turn with the first.
+#[derive(Debug, Serialize)]
+pub(super) struct Against {
+    pub(super) op: &'static str,
+    pub(super) time_us: Times,
+    /// How many times as long as this one the first takes: the median over pairs of groups.
+    pub(super) ratio: f64,
+}
+
+/// Times of one operation on the slowest rank, in microseconds: each is the mean of one group of
+/// iterations.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct Times {
     pub(super) min: f64,
@@ -34,19 +52,13 @@ pub(super) struct Times {
 }
 
 impl Times {
-    /// From the seconds of each iteration; there is at least one.
+    /// From the seconds of each group; there is at least one.
     pub(super) fn new(mut seconds: Vec<f64>) -> Self {
         seconds.sort_by(f64::total_cmp);
         let micros = |s: f64| s * 1e6;
-        let middle = seconds.len() / 2;
-        let median = if seconds.len().is_multiple_of(2) {
-            f64::midpoint(seconds[middle - 1], seconds[middle])
-        } else {
-            seconds[middle]
-        };
         Self {
             min: micros(seconds[0]),
-            median: micros(median),
+            median: micros(median(seconds.clone())),
             avg: micros(seconds.iter().sum::<f64>() / seconds.len() as f64),
             max: micros(seconds[seconds.len() - 1]),
         }
@@ -62,6 +74,17 @@ impl Times {
     }
 }
 
+/// The median; there is at least one.
+pub(super) fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    if values.len().is_multiple_of(2) {
+        f64::midpoint(values[middle - 1], values[middle])
+    } else {
+        values[middle]
+    }
+}
+
 /// The JSON of `hcomm perf`.
 #[derive(Debug, Serialize)]
 struct Report<'a> {
@@ -72,6 +95,13 @@ struct Report<'a> {
     links: Vec<String>,
     transports: Vec<TransportUse>,
     engine: &'static str,
+    memory: &'static str,
+    /// Messages of a stream.
+    stream: Option<u32>,
+    /// Whether the receiver reads what it has received.
+    consume: bool,
+    /// The core of each rank, if each is bound to one.
+    cores: Option<Vec<u32>>,
     rows: &'a [Row],
 }
 
@@ -86,14 +116,16 @@ struct TransportUse {
 #[derive(Debug)]
 pub(super) struct Table<'a> {
     args: &'a PerfArgs,
+    cores: Option<Vec<u32>>,
     reader: Reader,
 }
 
 impl<'a> Table<'a> {
-    /// An empty table.
-    pub(super) fn new(args: &'a PerfArgs) -> Self {
+    /// An empty table. `cores` are those of the ranks, if they are bound.
+    pub(super) const fn new(args: &'a PerfArgs, cores: Option<Vec<u32>>) -> Self {
         Self {
             args,
+            cores,
             reader: Reader::There,
         }
     }
@@ -108,15 +140,33 @@ impl<'a> Table<'a> {
     /// # Errors
     /// If it cannot be printed for another reason than that nobody reads.
     pub(super) fn head(&mut self, comm: &Communicator) -> Result<()> {
+        let args = self.args;
+        let mut how = vec![format!("memory: {}", args.memory().name())];
+        how.extend(args.in_place.then(|| "in place".to_owned()));
+        how.extend(args.stream.map(|stream| format!("streams of {stream}")));
+        how.extend(args.against.map(|op| format!("against {}", op.name())));
+        how.extend(args.consume.then(|| "consumed".to_owned()));
+        how.push(self.cores.as_ref().map_or_else(
+            || "not bound to cores".to_owned(),
+            |cores| {
+                let cores: Vec<String> = cores.iter().map(u32::to_string).collect();
+                format!("on cores {}", cores.join(", "))
+            },
+        ));
+        let links = comm.links_in_use();
         self.line(&format!(
-            "# {} on {} ranks, links: {}{}",
-            self.args.op.name(),
+            "# {} on {} ranks, links: {}, {}",
+            args.op.name(),
             comm.size(),
-            comm.links_in_use().join(", "),
-            if self.args.in_place { ", in place" } else { "" },
+            if links.is_empty() {
+                "none".to_owned()
+            } else {
+                links.join(", ")
+            },
+            how.join(", "),
         ))?;
         self.line(&format!(
-            "# {:>10} {:>12} {:>6} {:>6} {:>14} {:>12} {:>10} {:>10} {:>8}",
+            "# {:>10} {:>12} {:>6} {:>6} {:>14} {:>12} {:>10} {:>10} {:>9} {:>8}{} {:>8}",
             "bytes",
             "count",
             "dtype",
@@ -125,6 +175,13 @@ impl<'a> Table<'a> {
             "time µs",
             "algbw GB/s",
             "busbw GB/s",
+            "Mmsg/s",
+            "line ns",
+            if args.against.is_some() {
+                "     ratio"
+            } else {
+                ""
+            },
             "wrong"
         ))
     }
@@ -146,7 +203,7 @@ impl<'a> Table<'a> {
             "-"
         };
         self.line(&format!(
-            "{:>12} {:>12} {:>6} {:>6} {:>14} {:>12.2} {:>10.3} {:>10.3} {:>8}",
+            "{:>12} {:>12} {:>6} {:>6} {:>14} {:>12.3} {:>10.3} {:>10.3} {:>9} {:>8}{} {:>8}",
             row.bytes,
             row.count,
             args.dtype.name(),
@@ -155,6 +212,11 @@ impl<'a> Table<'a> {
             row.time_us.median,
             row.algbw_gbps,
             row.busbw_gbps,
+            number(row.msgrate_mps, 3),
+            number(row.handover_ns, 0),
+            row.against
+                .as_ref()
+                .map_or_else(String::new, |against| format!(" {:>9.3}", against.ratio)),
             wrong
         ))
     }
@@ -165,7 +227,7 @@ impl<'a> Table<'a> {
     /// If the file cannot be written; as for the head.
     pub(super) fn publish(&mut self, comm: &Communicator, rows: &[Row]) -> Result<()> {
         let args = self.args;
-        let report = Report::new(args, comm, rows);
+        let report = Report::new(args, self.cores.clone(), comm, rows);
         if let Some(path) = &args.json {
             let text = serde_json::to_string(&report).map_err(|error| {
                 Error::new(
@@ -200,7 +262,7 @@ impl<'a> Table<'a> {
 }
 
 impl<'a> Report<'a> {
-    fn new(args: &PerfArgs, comm: &Communicator, rows: &'a [Row]) -> Self {
+    fn new(args: &PerfArgs, cores: Option<Vec<u32>>, comm: &Communicator, rows: &'a [Row]) -> Self {
         let transports = comm
             .transports_in_use()
             .into_iter()
@@ -223,10 +285,19 @@ impl<'a> Report<'a> {
             redop: args.redop.name(),
             links: comm.links_in_use(),
             transports,
-            engine: "cpu",
+            engine: args.engine.name(),
+            memory: args.memory().name(),
+            stream: args.stream,
+            consume: args.consume,
+            cores,
             rows,
         }
     }
+}
+
+/// A number for the table, if there is one.
+fn number(value: Option<f64>, digits: usize) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| format!("{value:.digits$}"))
 }
 
 /// A line on the terminal that says what a long run is doing. It is gone when this is dropped.

@@ -6,8 +6,18 @@ use std::time::Instant;
 use hcomm::{Communicator, Options};
 use hcomm_types::{Error, ErrorKind, Rank, ReduceOp, Result};
 
-use super::report::{Progress, Row, Table, Times};
-use super::{PerfArgs, PerfOp, collective, primitive};
+use super::handover::Handover;
+use super::report::{Against, Progress, Row, Table, Times, median};
+use super::{PerfArgs, PerfOp, collective, local, message, primitive};
+use crate::bind::{bind, bound_to};
+
+/// Seconds that a size is measured for, when nobody says how often.
+const SPAN: f64 = 0.1;
+/// Iterations that are timed one by one or in as many groups: reading the clock costs more than
+/// some operations take.
+const SAMPLES: u64 = 20;
+/// No more iterations than this.
+const MOST: u64 = 10_000_000;
 
 /// As a rank of a launcher's job.
 ///
@@ -25,12 +35,15 @@ pub(super) fn as_rank(args: &PerfArgs) -> Result<u8> {
 /// # Errors
 /// The first failure.
 pub(super) fn as_threads(args: &PerfArgs, ranks: u32) -> Result<u8> {
+    let mut cores = args.cores(ranks)?.into_iter();
     let comms = Communicator::init_all_with(ranks, &options(args)?)?;
     thread::scope(|scope| {
         let threads: Vec<_> = comms
             .into_iter()
             .map(|comm| {
+                let cores = cores.next();
                 scope.spawn(move || {
+                    cores.map_or(Ok(()), |cores| bind(&cores))?;
                     let code = measure(args, &comm)?;
                     comm.close()?;
                     Ok(code)
@@ -61,10 +74,16 @@ pub(super) trait Case {
     /// Does the operation once.
     fn run(&mut self) -> Result<()>;
 
+    /// Does it so many times.
+    fn repeat(&mut self, times: u64) -> Result<()> {
+        (0..times).try_for_each(|_| self.run())
+    }
+
     /// Does it once more on fresh buffers and counts wrong elements on this rank.
     fn wrong(&mut self) -> Result<u64>;
 
-    /// Operations that one `run` stands for: 2 for a round trip whose half is of interest.
+    /// Operations that one `run` stands for: 2 for a round trip whose half is of interest, the
+    /// messages of a stream.
     fn operations(&self) -> u32 {
         1
     }
@@ -81,6 +100,8 @@ pub(super) struct Plan<'a> {
     pub(super) moved: u64,
     /// Bus bandwidth over algorithm bandwidth.
     pub(super) bus_factor: f64,
+    /// Messages of one operation; none if it does not hand over messages.
+    pub(super) messages: Option<u32>,
     pub(super) algorithm: String,
 }
 
@@ -120,29 +141,32 @@ fn measure(args: &PerfArgs, comm: &Communicator) -> Result<u8> {
     let leads = comm.rank() == Rank(0);
     let counts = args.counts(comm.size());
     let mut rows: Vec<Row> = Vec::with_capacity(counts.len());
-    let mut bench = match args.op {
-        PerfOp::Write | PerfOp::Read | PerfOp::WriteNotify | PerfOp::BatchWrite => {
-            Some(primitive::Bench::new(args, comm)?)
-        }
-        _ => None,
-    };
+    let mut bench = Bench::new(args, comm)?;
+    let other = args.other();
+    let mut other_bench = other
+        .as_ref()
+        .map(|other| Bench::new(other, comm))
+        .transpose()?;
     // The first operation makes the channels, so that the head can name the links.
     comm.barrier()?;
-    let mut table = Table::new(args);
+    let handover = Handover::new(comm)?;
+    let mut table = Table::new(args, cores_of_all(comm)?);
     if leads {
         table.head(comm)?;
     }
     let progress = leads.then(Progress::new);
     let start = Instant::now();
     for (number, &count) in counts.iter().enumerate() {
-        let plan = match &mut bench {
-            Some(bench) => bench.plan(args, count)?,
-            None => collective::plan(args, comm, count)?,
-        };
+        let plan = bench.plan(args, comm, count)?;
+        let against = other
+            .as_ref()
+            .zip(other_bench.as_mut())
+            .map(|(other, bench)| bench.plan(other, comm, count))
+            .transpose()?;
         if let Some(progress) = &progress {
             progress.size(number + 1, counts.len(), plan.bytes, start.elapsed());
         }
-        let (row, go_on) = measure_size(args, comm, plan, &table)?;
+        let (row, go_on) = measure_size(args, comm, plan, against, handover.as_ref(), &table)?;
         if let Some(progress) = &progress {
             progress.before_row();
             table.row(&row)?;
@@ -159,42 +183,157 @@ fn measure(args: &PerfArgs, comm: &Communicator) -> Result<u8> {
     Ok(u8::from(rows.iter().any(|row| row.wrong > 0)))
 }
 
+/// What is kept from size to size.
+enum Bench<'a> {
+    Primitive(primitive::Bench<'a>),
+    Local(local::Bench<'a>),
+    Message,
+    Collective,
+}
+
+impl<'a> Bench<'a> {
+    fn new(args: &PerfArgs, comm: &'a Communicator) -> Result<Self> {
+        Ok(match args.op {
+            PerfOp::LocalCopy | PerfOp::LocalReduce => Self::Local(local::Bench::new(args, comm)?),
+            PerfOp::SendRecv => Self::Message,
+            op if op.in_pairs() => Self::Primitive(primitive::Bench::new(args, comm)?),
+            _ => Self::Collective,
+        })
+    }
+
+    fn plan<'b>(
+        &'b mut self,
+        args: &PerfArgs,
+        comm: &'b Communicator,
+        count: u64,
+    ) -> Result<Plan<'b>> {
+        match self {
+            Self::Primitive(bench) => bench.plan(args, count),
+            Self::Local(bench) => bench.plan(args, count),
+            Self::Message => message::plan(args, comm, count),
+            Self::Collective => collective::plan(args, comm, count),
+        }
+    }
+}
+
+/// The core of each rank, if all are bound to one.
+fn cores_of_all(comm: &Communicator) -> Result<Option<Vec<u32>>> {
+    const NONE: u32 = u32::MAX;
+    let mine = match bound_to()?[..] {
+        [core] => u32::try_from(core).unwrap_or(NONE),
+        _ => NONE,
+    };
+    let mut all = vec![NONE; comm.size() as usize];
+    comm.all_gather(&[mine], &mut all)?;
+    Ok((!all.contains(&NONE)).then_some(all))
+}
+
 /// The row of a size, and whether another one is wanted.
 fn measure_size(
     args: &PerfArgs,
     comm: &Communicator,
     mut plan: Plan<'_>,
+    mut against: Option<Plan<'_>>,
+    handover: Option<&Handover<'_>>,
     table: &Table<'_>,
 ) -> Result<(Row, bool)> {
-    for _ in 0..args.warmup {
-        plan.case.run()?;
-    }
+    let prepare = |case: &mut dyn Case| {
+        case.repeat(args.warmup.into())?;
+        args.iterations.map_or_else(
+            || iterations_for(SPAN, comm, case),
+            |iterations| Ok(iterations.into()),
+        )
+    };
+    let iterations = prepare(&mut *plan.case)?;
+    let others = match &mut against {
+        Some(against) => prepare(&mut *against.case)?,
+        None => iterations,
+    };
+    let handover = || handover.map_or(Ok(None), Handover::nanoseconds);
+    let before = handover()?;
     comm.barrier()?;
-    let operations = f64::from(plan.case.operations());
-    let mut seconds = Vec::with_capacity(args.iterations as usize);
-    for _ in 0..args.iterations {
-        let start = Instant::now();
-        plan.case.run()?;
-        seconds.push(start.elapsed().as_secs_f64() / operations);
+    let groups = iterations.min(others).min(SAMPLES);
+    let group = |all: u64, index: u64| all / groups + u64::from(index < all % groups);
+    let (mut seconds, mut others_seconds) = (Vec::new(), Vec::new());
+    for index in 0..groups {
+        seconds.push(time(&mut *plan.case, group(iterations, index))?);
+        if let Some(against) = &mut against {
+            // In turn, and nobody waits for the other's end within his own time.
+            comm.barrier()?;
+            others_seconds.push(time(&mut *against.case, group(others, index))?);
+            comm.barrier()?;
+        }
     }
     // An operation takes as long as on its slowest rank.
     comm.all_reduce_in_place(&mut seconds, ReduceOp::Max)?;
-    let wrong = if args.checks() { plan.case.wrong()? } else { 0 };
+    comm.all_reduce_in_place(&mut others_seconds, ReduceOp::Max)?;
+    let after = handover()?;
+    let mut wrong = 0;
+    if args.checks() {
+        wrong += plan.case.wrong()?;
+        if let Some(against) = &mut against {
+            wrong += against.case.wrong()?;
+        }
+    }
     // Only the rank that prints knows that nobody reads; all have to stop together.
     let mut sums = [wrong, u64::from(table.is_in_vain())];
     comm.all_reduce_in_place(&mut sums, ReduceOp::Sum)?;
     let [wrong, in_vain] = sums;
+    let against = args
+        .against
+        .filter(|_| against.is_some())
+        .map(|op| Against {
+            op: op.name(),
+            ratio: median(
+                seconds
+                    .iter()
+                    .zip(&others_seconds)
+                    .map(|(mine, other)| mine / other)
+                    .collect(),
+            ),
+            time_us: Times::new(others_seconds),
+        });
     let times = Times::new(seconds);
     let algbw = times.gigabytes_per_second(plan.moved);
     let row = Row {
         bytes: plan.bytes,
         count: plan.count,
         algorithm: plan.algorithm,
-        iters: args.iterations,
+        iters: iterations,
         time_us: times,
         algbw_gbps: algbw,
         busbw_gbps: algbw * plan.bus_factor,
+        msgrate_mps: plan
+            .messages
+            .map(|messages| f64::from(messages) / times.median),
+        handover_ns: before.zip(after).map(|(before, after)| before.max(after)),
+        against,
         wrong,
     };
     Ok((row, in_vain == 0))
+}
+
+/// Seconds of one operation, of so many iterations.
+fn time(case: &mut dyn Case, iterations: u64) -> Result<f64> {
+    let start = Instant::now();
+    case.repeat(iterations)?;
+    let spent = start.elapsed().as_secs_f64();
+    Ok(spent / f64::from(case.operations()) / iterations as f64)
+}
+
+/// Iterations that take about so many seconds; the same on all ranks.
+fn iterations_for(span: f64, comm: &Communicator, case: &mut dyn Case) -> Result<u64> {
+    let mut times = 1;
+    loop {
+        comm.barrier()?;
+        let start = Instant::now();
+        case.repeat(times)?;
+        let mut spent = [start.elapsed().as_secs_f64()];
+        comm.all_reduce_in_place(&mut spent, ReduceOp::Max)?;
+        let [spent] = spent;
+        if spent >= span / 10.0 || times >= MOST {
+            return Ok(((times as f64 * span / spent) as u64).clamp(SAMPLES, MOST));
+        }
+        times *= 4;
+    }
 }
