@@ -1,11 +1,11 @@
 //! Communicators: membership, and the collective operations on it.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::ops::Deref;
 use std::sync::Arc;
 
 use hcomm_ctrl::Membership;
-use hcomm_data::{Buffers, Program, Slice, Thread};
+use hcomm_data::{Buffers, MessageLink, Program, Slice, Thread};
 use hcomm_types::{DataType, Element, Error, ErrorKind, Rank, ReduceOp, Result};
 
 use crate::algorithms::Params;
@@ -40,6 +40,8 @@ pub struct Communicator {
     halves: Cell<u64>,
     /// The thread that the latest collective was put on.
     latest: RefCell<Option<Thread>>,
+    /// By rank, once it was asked for: the message link, where there is one.
+    messages: Box<[OnceCell<Option<MessageLink>>]>,
 }
 
 impl Deref for Communicator {
@@ -57,7 +59,9 @@ impl Communicator {
     /// Those of [`Membership::thread`].
     pub fn new(membership: Membership) -> Result<Self> {
         let main = membership.thread(1)?;
+        let messages = (0..membership.size()).map(|_| OnceCell::new()).collect();
         Ok(Self {
+            messages,
             membership,
             main,
             workers: RefCell::new(Vec::new()),
@@ -195,15 +199,22 @@ impl Communicator {
         )
     }
 
-    /// Sends to one rank, which calls [`recv`](Self::recv). Returns when `data` may be changed:
-    /// one message that fits in the receiver's inbox for this rank does not wait for the receiver;
-    /// the next one waits until that has been taken.
+    /// Sends to one rank, which calls [`recv`](Self::recv) with as many elements of the same type.
+    /// Returns when `data` may be changed: a message for which there is room in the receiver's inbox
+    /// for this rank does not wait for the receiver, and there is room for one of
+    /// [`inbox_bytes`](hcomm_ctrl::Layout::inbox_bytes) bytes when all before it were received.
     ///
     /// # Errors
-    /// See [`Communicator`]; `InvalidArgument` if there is no such rank or it is this one.
+    /// See [`Communicator`]; `InvalidArgument` if there is no such rank or it is this one;
+    /// `Mismatch` if the receiver expected another length or type.
     pub fn send<T: Element>(&self, data: &[T], to: Rank) -> Result<()> {
-        let shape = self.message("send", self.rank(), to, data.len(), T::DATA_TYPE)?;
         let input = bytemuck::cast_slice(data);
+        if let Some(link) = self.known_messages(to) {
+            return self
+                .send_over(link, input, T::DATA_TYPE)
+                .map_err(|error| self.tell("send", error));
+        }
+        let shape = self.message("send", self.rank(), to, data.len(), T::DATA_TYPE)?;
         self.execute(
             "send",
             &shape,
@@ -217,10 +228,17 @@ impl Communicator {
     /// Receives what another rank sends with [`send`](Self::send), of the same length and type.
     ///
     /// # Errors
-    /// See [`Communicator`]; `InvalidArgument` if there is no such rank or it is this one.
+    /// See [`Communicator`]; `InvalidArgument` if there is no such rank or it is this one;
+    /// `Mismatch` if the message has another length or type: `data` is as it was then.
     pub fn recv<T: Element>(&self, data: &mut [T], from: Rank) -> Result<()> {
-        let shape = self.message("recv", from, self.rank(), data.len(), T::DATA_TYPE)?;
+        let count = data.len();
         let output = bytemuck::cast_slice_mut(data);
+        if let Some(link) = self.known_messages(from) {
+            return self
+                .recv_over(link, output, T::DATA_TYPE)
+                .map_err(|error| self.tell("recv", error));
+        }
+        let shape = self.message("recv", from, self.rank(), count, T::DATA_TYPE)?;
         self.execute("recv", &shape, Buffers::Separate { input: &[], output })
     }
 
@@ -419,6 +437,18 @@ impl Communicator {
     fn run_blocking(&self, shape: &Shape, buffers: Buffers<'_>) -> Result<()> {
         self.check_shape(shape)?;
         self.check_lengths(shape, &buffers)?;
+        if let Some((link, sends)) = self.messages_for(shape)? {
+            return match (sends, buffers) {
+                (true, Buffers::Separate { input, .. }) => self.send_over(link, input, shape.dtype),
+                (false, Buffers::Separate { output, .. }) => {
+                    self.recv_over(link, output, shape.dtype)
+                }
+                (_, Buffers::InPlace { .. }) => Err(Error::new(
+                    ErrorKind::InvalidArgument,
+                    "a message has a buffer of its own",
+                )),
+            };
+        }
         let Some(begun) = self.begin(shape, &self.main)? else {
             return Ok(());
         };
@@ -450,6 +480,14 @@ impl Communicator {
                     "the thread belongs to another communicator",
                 ));
             }
+            if let Some((link, sends)) = self.messages_for(shape)? {
+                self.follow(thread)?;
+                return if sends {
+                    thread.send(link, input, shape.dtype)
+                } else {
+                    thread.recv(link, output, shape.dtype)
+                };
+            }
             let Some(Begun {
                 workers,
                 program,
@@ -461,6 +499,63 @@ impl Communicator {
             thread.run_team(&workers, &program, input, output, base, [0; 2])
         };
         put().map_err(|error| self.tell(call, error))
+    }
+
+    /// The message link to a peer, if it is known that there is one.
+    #[inline]
+    fn known_messages(&self, peer: Rank) -> Option<&MessageLink> {
+        self.messages.get(peer.index())?.get()?.as_ref()
+    }
+
+    /// The message link that an operation uses, and whether this rank sends; `None` for all but
+    /// messages of this rank over links that are mapped.
+    fn messages_for(&self, shape: &Shape) -> Result<Option<(&MessageLink, bool)>> {
+        let Operation::SendRecv { from, to } = shape.operation else {
+            return Ok(None);
+        };
+        let (peer, sends) = match self.rank() {
+            rank if rank == from => (to, true),
+            rank if rank == to => (from, false),
+            _ => return Ok(None),
+        };
+        let Some(known) = self.messages.get(peer.index()) else {
+            return Ok(None);
+        };
+        if known.get().is_none() {
+            self.membership.ensure_links(&[peer])?;
+            let link = self.membership.link(peer)?.messages;
+            known.get_or_init(|| link);
+        }
+        Ok(known
+            .get()
+            .and_then(Option::as_ref)
+            .map(|link| (link, sends)))
+    }
+
+    fn send_over(&self, link: &MessageLink, input: &[u8], dtype: DataType) -> Result<()> {
+        self.before_message()?;
+        let blocking = || self.membership.blocking();
+        self.main.send_blocking(link, input, dtype, None, blocking)
+    }
+
+    fn recv_over(&self, link: &MessageLink, output: &mut [u8], dtype: DataType) -> Result<()> {
+        self.before_message()?;
+        let blocking = || self.membership.blocking();
+        self.main.recv_blocking(link, output, dtype, None, blocking)
+    }
+
+    /// What comes before a message on the communicator's own thread.
+    #[inline]
+    fn before_message(&self) -> Result<()> {
+        self.membership.used_here();
+        let follows = match &*self.latest.borrow() {
+            None => false,
+            Some(latest) => !latest.is_same(&self.main),
+        };
+        if follows {
+            self.follow(&self.main)?;
+        }
+        Ok(())
     }
 
     /// What an operation needs to run on a thread, after those before it; `None` if this rank has

@@ -1,5 +1,6 @@
 //! How a communicator's buffer and a channel's notifies are divided. The same on all ranks.
 
+use hcomm_data::MessageLink;
 use hcomm_types::{Error, ErrorKind, Rank, Result};
 
 /// Smallest buffer a communicator works with, in bytes.
@@ -7,6 +8,9 @@ pub const MIN_BUFFER_BYTES: u64 = 64 << 10;
 
 const LINE: u64 = 64;
 const PAGE: u64 = 4096;
+/// Most bytes of a message that an inbox holds: more than both cores' first caches, so that sender
+/// and receiver work on different lines, and little enough for many ranks.
+const MOST_INBOX_BYTES: u64 = 256 << 10;
 
 /// Places in the communicator buffer of every rank:
 ///
@@ -31,7 +35,7 @@ impl Layout {
     /// `InvalidArgument` below [`MIN_BUFFER_BYTES`], or if no inbox of a line would be left.
     pub fn new(size: u32, buffer_bytes: u64) -> Result<Self> {
         let size = u64::from(size);
-        let inbox_bytes = (buffer_bytes / 4 / size).min(512 << 10) / (2 * LINE) * (2 * LINE);
+        let inbox_bytes = (buffer_bytes / 4 / size).min(MOST_INBOX_BYTES) / (2 * LINE) * (2 * LINE);
         let need = MIN_BUFFER_BYTES.max(4 * size * 2 * LINE);
         if buffer_bytes < need {
             return Err(Error::new(
@@ -51,7 +55,7 @@ impl Layout {
     /// Bytes of the whole buffer.
     #[must_use]
     pub const fn bytes(&self) -> u64 {
-        self.inboxes() + self.size * self.inbox_bytes
+        self.inboxes() + self.size * self.inbox_stride()
     }
 
     /// Bytes of one half.
@@ -66,16 +70,22 @@ impl Layout {
         self.probes() + turn % 2 * self.half_bytes
     }
 
-    /// Bytes of one inbox.
+    /// Bytes of the longest message that fits in an inbox.
     #[must_use]
     pub const fn inbox_bytes(&self) -> u64 {
         self.inbox_bytes
     }
 
+    /// Bytes from one inbox to the next: those of a message, and what a message link needs besides.
+    #[must_use]
+    pub const fn inbox_stride(&self) -> u64 {
+        MessageLink::inbox_bytes(self.inbox_bytes)
+    }
+
     /// Where the inbox for messages from a rank begins.
     #[must_use]
     pub const fn inbox(&self, from: Rank) -> u64 {
-        self.inboxes() + from.0 as u64 * self.inbox_bytes
+        self.inboxes() + from.0 as u64 * self.inbox_stride()
     }
 
     /// Where a rank's probe is written.
@@ -170,7 +180,9 @@ mod tests {
             assert_eq!(layout.half(0) + layout.half_bytes(), layout.half(1));
             assert_eq!(layout.half(2), layout.half(0));
             assert_eq!(layout.half(1) + layout.half_bytes(), layout.inbox(Rank(0)));
-            assert_eq!(layout.inbox(last) + layout.inbox_bytes(), layout.bytes());
+            assert_eq!(layout.inbox(last) + layout.inbox_stride(), layout.bytes());
+            assert_eq!(layout.inbox(last) % LINE, 0);
+            assert!(u64::from(size) * layout.inbox_stride() <= 32 << 20);
             assert!(layout.inbox_bytes() >= 2 * LINE && layout.half_bytes() >= PAGE);
             assert_eq!(layout.half(0) % PAGE, 0);
         }

@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
 
-use hcomm_data::{Channel, RemoteSlice, Slice, Thread};
+use hcomm_data::{Channel, MessageLink, RemoteSlice, Slice, Thread};
 use hcomm_topo::Link;
 use hcomm_transport::{Connecting, Device, Import, Importing, Region};
 use hcomm_types::{Error, ErrorKind, Rank, Result};
@@ -99,6 +99,9 @@ pub struct PeerLink {
     pub buffer: RemoteSlice,
     /// Everything the peer had registered when the channel was made, its buffer included.
     pub memories: Vec<RemoteMemory>,
+    /// Messages between the two ranks, where both sides map the other's buffer and the channel
+    /// serves the communicator.
+    pub messages: Option<MessageLink>,
 }
 
 impl PeerLink {
@@ -328,10 +331,13 @@ impl LinkSetup {
                     ready: Box::new(ready),
                 };
             }
-            State::Probing { ready } => {
-                if !self.probed(&ready)? {
+            State::Probing { mut ready } => {
+                let Some(peer_maps) = self.probed(&ready)? else {
                     self.state = State::Probing { ready };
                     return Ok(Advance::Wait);
+                };
+                if self.number == 0 && peer_maps && maps(&ready) {
+                    ready.messages = Some(self.messages(&ready)?);
                 }
                 return Ok(Advance::Ready(ready));
             }
@@ -446,6 +452,7 @@ impl LinkSetup {
             channel: Channel::new(self.transport.clone(), self.peer.0)?,
             buffer,
             memories,
+            messages: None,
         })
     }
 
@@ -460,7 +467,8 @@ impl LinkSetup {
         } = &self.home;
         let at = layout.probe_source(self.peer) as usize;
         let source = buffer.sub(at..at + PROBE_BYTES)?;
-        source.copy_from(&nonce.to_le_bytes())?;
+        let probe = [nonce, u64::from(maps(ready))].map(u64::to_le_bytes);
+        source.copy_from(probe.as_flattened())?;
         let place = layout.probe(*rank);
         let target = ready.buffer.sub(place..place + PROBE_BYTES as u64)?;
         thread.write_with_notify(&ready.channel, &target, &source, self.probe)?;
@@ -484,7 +492,8 @@ impl LinkSetup {
 
     /// Whether our probe is gone and the peer's has come; it must have brought our nonce. Nobody
     /// waits in a queue for it: the set-ups of a rank share one, and would wait for each other.
-    fn probed(&self, ready: &PeerLink) -> Result<bool> {
+    /// What else it brought: whether the peer maps our buffer.
+    fn probed(&self, ready: &PeerLink) -> Result<Option<bool>> {
         let Home {
             buffer,
             layout,
@@ -493,12 +502,14 @@ impl LinkSetup {
         } = &self.home;
         thread.drive()?;
         if !thread.is_idle() || ready.channel.arrived(self.probe)? == 0 {
-            return Ok(false);
+            return Ok(None);
         }
         let at = layout.probe(self.peer) as usize;
-        let mut found = [0; PROBE_BYTES];
-        buffer.sub(at..at + PROBE_BYTES)?.copy_to(&mut found)?;
-        let found = u64::from_le_bytes(found);
+        let mut found = [[0; 8]; 2];
+        buffer
+            .sub(at..at + PROBE_BYTES)?
+            .copy_to(found.as_flattened_mut())?;
+        let [found, peer_maps] = found.map(u64::from_le_bytes);
         if found != self.nonce {
             return Err(Error::new(
                 ErrorKind::LinkDown,
@@ -506,8 +517,34 @@ impl LinkSetup {
             )
             .hint("the link delivers wrong data; leave its transport out with HCOMM_TRANSPORTS"));
         }
-        Ok(true)
+        Ok(Some(peer_maps != 0))
     }
+
+    /// The message link of a channel that both sides map.
+    fn messages(&self, ready: &PeerLink) -> Result<MessageLink> {
+        let Home {
+            rank,
+            buffer,
+            layout,
+            ..
+        } = &self.home;
+        let (from, to) = (layout.inbox(self.peer), layout.inbox(*rank));
+        let bytes = layout.inbox_stride();
+        // Nobody waits for it: plans do not use it where there is a message link.
+        let wake = Notifies::PointToPoint { sends: true }.outgoing(0)?;
+        MessageLink::new(
+            &ready.channel,
+            &buffer.sub(from as usize..(from + bytes) as usize)?,
+            &ready.buffer.sub(to..to + bytes)?,
+            layout.inbox_bytes(),
+            wake,
+        )
+    }
+}
+
+/// Whether the peer's buffer is mapped here.
+fn maps(ready: &PeerLink) -> bool {
+    ready.buffer.import().address().is_some()
 }
 
 enum Advance {
@@ -516,7 +553,8 @@ enum Advance {
     Ready(Box<PeerLink>),
 }
 
-const PROBE_BYTES: usize = 8;
+/// The nonce, and whether the sender maps the receiver's buffer.
+const PROBE_BYTES: usize = 16;
 
 /// Descriptors that may be outstanding on a channel.
 const QUEUE_DEPTH: u32 = 256;

@@ -8,6 +8,7 @@ use hcomm_transport::{Import, Lane, NotifyWord};
 use hcomm_types::{Error, ErrorKind, Result};
 
 use crate::failure::Failure;
+use crate::memory;
 
 /// One end of a connection, with what its user has to count. A clone is the same end.
 ///
@@ -160,6 +161,15 @@ impl Channel {
         // One OS thread at a time records here, and nothing but people depends on it.
         let records = self.0.records.load(Ordering::Relaxed);
         self.0.records.store(records + 1, Ordering::Relaxed);
+    }
+
+    /// Wakes the peer if it sleeps, after a store into its memory: over a link that has no quicker
+    /// way by a record on `notify`, which nobody waits for.
+    #[inline]
+    pub(crate) fn wake_peer(&self, notify: u32) {
+        if !self.0.transport.ring_peer() {
+            memory::record(self, notify);
+        }
     }
 
     /// Refuses a notify that the peer cannot have.

@@ -107,6 +107,7 @@ mod failure;
 mod looks;
 #[allow(unsafe_code)]
 mod memory;
+mod message;
 #[allow(unsafe_code)]
 mod owned;
 mod program;
@@ -122,6 +123,7 @@ pub use channel::Channel;
 pub use copy::{Hint, copy};
 pub use domain::{Domain, Peers};
 pub use memory::Buffers;
+pub use message::MessageLink;
 pub use program::{At, Op, Program, ProgramLink, ProgramParts, SlotKind};
 pub use reduce::{reduce, reduce_kernel, vector_level};
 pub use slice::{Memory, RemoteSlice, Slice};

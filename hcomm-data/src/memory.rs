@@ -37,6 +37,10 @@ enum Owner<'a> {
     Import,
     Input(&'a Arc<Loan>),
     Output(&'a Arc<Loan>),
+    /// A caller's memory in a call that does not return while it is used.
+    Lent {
+        writable: bool,
+    },
 }
 
 impl<'a> Place<'a> {
@@ -87,10 +91,29 @@ impl<'a> Place<'a> {
         })
     }
 
+    /// Memory that a caller lends for the time of a call, read only.
+    pub(crate) fn of_lent(bytes: &'a [u8]) -> Self {
+        Self {
+            address: NonNull::from(bytes).cast(),
+            bytes: bytes.len(),
+            owner: Owner::Lent { writable: false },
+        }
+    }
+
+    /// The same, to be written. It must not be posted: nothing is held.
+    pub(crate) fn of_lent_mut(bytes: &'a mut [u8]) -> Self {
+        Self {
+            address: NonNull::from(&mut *bytes).cast(),
+            bytes: bytes.len(),
+            owner: Owner::Lent { writable: true },
+        }
+    }
+
     pub(crate) const fn bytes(self) -> usize {
         self.bytes
     }
 
+    /// Where it is.
     pub(crate) const fn address(self) -> NonNull<u8> {
         self.address
     }
@@ -105,13 +128,16 @@ impl<'a> Place<'a> {
         (start, start + self.bytes)
     }
 
-    fn writable(self) -> Result<Self> {
+    pub(crate) fn writable(self) -> Result<Self> {
         match self.owner {
-            Owner::Input(_) => Err(Error::new(
+            Owner::Input(_) | Owner::Lent { writable: false } => Err(Error::new(
                 ErrorKind::Internal,
                 "a task writes to the caller's input",
             )),
-            Owner::Region(_) | Owner::Import | Owner::Output(_) => Ok(self),
+            Owner::Region(_)
+            | Owner::Import
+            | Owner::Output(_)
+            | Owner::Lent { writable: true } => Ok(self),
         }
     }
 
@@ -148,7 +174,7 @@ impl<'a> Place<'a> {
         match self.owner {
             Owner::Region(region) => Some(Keep::Region(region.clone())),
             Owner::Input(loan) | Owner::Output(loan) => Some(Keep::Loan(Arc::clone(loan))),
-            Owner::Import => None,
+            Owner::Import | Owner::Lent { .. } => None,
         }
     }
 }
@@ -574,6 +600,20 @@ impl<'a> Transfer<'a> {
             },
         })
     }
+}
+
+/// A record of a notify that is not waited for, beside everything else. If it fails the peer is
+/// gone, or the next check of the link tells why.
+pub(crate) fn record(channel: &Channel, notify: u32) {
+    let descriptor = Descriptor::Notify {
+        notify,
+        fingerprint: [0; 2],
+    };
+    let outgoing = channel.outgoing(false);
+    outgoing.expect(1);
+    // SAFETY: it names no memory of this side.
+    let posted = unsafe { channel.transport().post(outgoing.lane(), &[descriptor]) };
+    outgoing.forget(1 - posted.map_or(0, |posted| posted.pending));
 }
 
 /// Descriptors that go to a transport at once.

@@ -13,9 +13,10 @@ use crate::driver;
 use crate::failure::Failure;
 use crate::looks::Looks;
 use crate::memory::Loan;
+use crate::message::Step;
 use crate::owned::{Guard, Owned};
-use crate::runner::{Runner, no_thread_notify};
-use crate::work::{Run, RunBuffers, Task, Work};
+use crate::runner::{Reason, Runner, no_thread_notify};
+use crate::work::{Run, Task, Work};
 
 /// Room for tasks before a queue has to grow.
 const ROOM: usize = 128;
@@ -167,6 +168,54 @@ impl Queue {
         }
     }
 
+    /// Runs a message over memory that is lent for the time of this call, if nothing before it is
+    /// left. Returns whether it is over; if not, it may have come some way, and goes on from there
+    /// when it is submitted.
+    #[inline]
+    pub(crate) fn try_now(self: &Arc<Self>, work: Work<'_>) -> Result<bool> {
+        const LOOKS: u32 = 512;
+        let mut state = self.open(work.channel())?;
+        if !state.tasks.is_empty() {
+            return Ok(false);
+        }
+        let most = if driver::listed() > 0 {
+            1
+        } else {
+            self.domain.waiter().spins().clamp(1, LOOKS)
+        };
+        let mut looks = Looks::new(most);
+        let mut has_waited = false;
+        loop {
+            match state.runner.message(work) {
+                Ok(Step::Done) => break,
+                Ok(Step::Moved) => looks = Looks::new(most),
+                Ok(Step::Waits) if looks.again() => has_waited = true,
+                Ok(Step::Waits) => return Ok(false),
+                Err(failure) => {
+                    state.fail(&self.domain, failure);
+                    return self.leave(state).map(|()| false);
+                }
+            }
+        }
+        drop(state);
+        if has_waited {
+            driver::note_short_wait();
+        }
+        // What it did may be what others of this OS thread wait for.
+        if driver::listed() > 0 {
+            driver::drive_queues();
+        }
+        Ok(true)
+    }
+
+    /// Submits one task that is not tried at once.
+    pub(crate) fn submit_task(self: &Arc<Self>, task: Task) -> Result<()> {
+        let mut state = self.open(None)?;
+        state.tasks.push_back(task);
+        state.advance(self);
+        self.leave(state)
+    }
+
     /// Submits a batch of `count` tasks of one channel.
     pub(crate) fn submit_batch<'a>(
         self: &Arc<Self>,
@@ -261,16 +310,7 @@ impl Queue {
     /// Drops what holds lent buffers, if anything does, and fails with `cause` for it.
     pub(crate) fn cancel_lent(&self, cause: impl FnOnce() -> Error) {
         let mut state = self.lock();
-        let lent = state.tasks.iter().any(|task| {
-            matches!(
-                task,
-                Task::Run(Run {
-                    buffers: RunBuffers::Lent(_),
-                    ..
-                })
-            )
-        });
-        if lent {
+        if state.tasks.iter().any(Task::is_lent) {
             state.poison(&self.domain, cause());
         }
     }
@@ -412,9 +452,13 @@ impl State {
     /// Whether [`State::advance`] would do something.
     pub(crate) fn would_advance(&self, queue: &Queue) -> bool {
         (self.poison.is_none() && queue.domain.aborted().is_some())
-            || self
-                .runner
-                .would_move(self.waited_channel(), &queue.notifies)
+            || match (self.runner.reason(), self.tasks.front()) {
+                (Some(Reason::Send), Some(Task::Send(link, ..))) => link.would_send(),
+                (Some(Reason::Recv), Some(Task::Recv(link, ..))) => link.would_receive(),
+                _ => self
+                    .runner
+                    .would_move(self.waited_channel(), &queue.notifies),
+            }
     }
 
     /// The channel for which the task at the head waits, if it waits for one.
@@ -478,7 +522,7 @@ impl State {
     /// not come to its end leaves notifies and scratch memory of all who take part in an unknown
     /// state, so it ends the whole domain.
     pub(crate) fn poison(&mut self, domain: &DomainInner, cause: Error) {
-        if self.tasks.iter().any(|task| matches!(task, Task::Run(_))) {
+        if self.tasks.iter().any(Task::concerns_all) {
             domain.give_up(&cause);
         }
         if self.poison.is_none() {

@@ -15,6 +15,7 @@ use crate::channel::Channel;
 use crate::domain::Peers;
 use crate::failure::Failure;
 use crate::memory::{self, CHUNK, InFlight, Place, Transfer};
+use crate::message::Step;
 use crate::queue::Queue;
 use crate::slice::Remote;
 use crate::work::{Run, Work};
@@ -22,6 +23,8 @@ use crate::work::{Run, Work};
 /// What a thread knows while it runs its tasks.
 pub(crate) struct Runner {
     peers: Arc<dyn Peers>,
+    /// Tells queues apart that use one link; not 0.
+    number: u64,
     pub(crate) in_flight: InFlight,
     /// Of each of the thread's own notifies, how many records were taken.
     taken: Box<[u64]>,
@@ -65,11 +68,18 @@ pub(crate) enum Reason {
     Room,
     /// For visibility at the peer.
     Flush,
+    /// For the peer to take what was sent.
+    Send,
+    /// For a message of the peer.
+    Recv,
 }
 
 impl Reason {
     pub(crate) const fn concerns_channel(self) -> bool {
-        matches!(self, Self::Notify(_) | Self::Room | Self::Flush)
+        matches!(
+            self,
+            Self::Notify(_) | Self::Room | Self::Flush | Self::Send | Self::Recv
+        )
     }
 
     pub(crate) fn describe(self) -> String {
@@ -79,6 +89,8 @@ impl Reason {
             Self::Completions => "the completion of posted transfers".to_owned(),
             Self::Room => "room in the send queue of the link".to_owned(),
             Self::Flush => "visibility at the peer".to_owned(),
+            Self::Send => "the peer to receive".to_owned(),
+            Self::Recv => "a message of the peer".to_owned(),
         }
     }
 }
@@ -87,8 +99,10 @@ type Done = Result<bool, Failure>;
 
 impl Runner {
     pub(crate) fn new(peers: Arc<dyn Peers>, notifies: usize) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
         Self {
             peers,
+            number: NEXT.fetch_add(1, Ordering::Relaxed),
             in_flight: InFlight::default(),
             taken: vec![0; notifies].into(),
             at: Progress::default(),
@@ -137,6 +151,8 @@ impl Runner {
             (Some(Reason::Completions), _) => self.in_flight.is_idle(),
             (Some(Reason::Flush), Some(channel)) => channel.transport().flush().unwrap_or(true),
             (Some(Reason::Notify(_) | Reason::Flush), None) => true,
+            // Its queue knows the link.
+            (Some(Reason::Send | Reason::Recv), _) => true,
         }
     }
 
@@ -260,12 +276,37 @@ impl Runner {
                 }
                 self.wait_for(Reason::Flush)
             }
+            Work::Send { .. } | Work::Recv { .. } => match self.message(work)? {
+                Step::Done => Ok(true),
+                step => {
+                    self.moved |= step == Step::Moved;
+                    self.wait_for(match work {
+                        _ if !self.in_flight.is_idle() => Reason::Completions,
+                        Work::Send { .. } => Reason::Send,
+                        _ => Reason::Recv,
+                    })
+                }
+            },
             Work::Drain => {
                 if self.in_flight.is_empty()? {
                     return Ok(true);
                 }
                 self.wait_for(Reason::Completions)
             }
+        }
+    }
+
+    /// A message, as far as it goes.
+    #[inline]
+    pub(crate) fn message(&mut self, work: Work<'_>) -> Result<Step, Failure> {
+        // What is in flight may be what is sent, or land where the message goes.
+        if !self.in_flight.is_empty()? {
+            return Ok(Step::Waits);
+        }
+        match work {
+            Work::Send { link, src, dtype } => link.send(self.number, src, dtype),
+            Work::Recv { link, dst, dtype } => link.recv(self.number, dst, dtype),
+            _ => Err(Error::new(ErrorKind::Internal, "no message").into()),
         }
     }
 

@@ -12,12 +12,13 @@ use crate::channel::Channel;
 use crate::domain::Domain;
 use crate::driver::{self, TimedOut, Wait};
 use crate::failure::Failure;
-use crate::memory::{self, Buffers, Loan};
+use crate::memory::{self, Buffers, Loan, Place};
+use crate::message::MessageLink;
 use crate::program::Program;
 use crate::queue::Queue;
 use crate::runner::no_thread_notify;
 use crate::slice::{Memory, RemoteSlice, Slice};
-use crate::work::{BatchOp, Run, RunBuffers, Task, Work};
+use crate::work::{BatchOp, Message, Run, RunBuffers, Task, Work};
 
 /// Who drives a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -383,6 +384,111 @@ impl Thread {
         })
     }
 
+    /// Sends `src` over a link; the peer receives it with [`Thread::recv`], of the same length and
+    /// type. The task is over when `src` may be changed: a message for which there is room in the
+    /// peer's inbox does not wait for the peer.
+    ///
+    /// # Errors
+    /// `OutOfBounds` for a length that is not a whole number of elements, `Mismatch` if the peer
+    /// has refused a message, or the first cause if the thread is poisoned.
+    pub fn send(&self, link: &MessageLink, src: &Slice, dtype: DataType) -> Result<()> {
+        check_elements(src.bytes(), dtype)?;
+        let work = Work::Send {
+            link,
+            src: src.place(),
+            dtype,
+        };
+        self.queue.submit(work, || {
+            Task::Send(link.clone(), Message::Slice(src.clone()), dtype)
+        })
+    }
+
+    /// Receives what the peer sends with [`Thread::send`], into `dst`.
+    ///
+    /// # Errors
+    /// `OutOfBounds` for a length that is not a whole number of elements, `Mismatch` for a message
+    /// of another length or type, which leaves `dst` as it was, or the first cause if the thread is
+    /// poisoned.
+    pub fn recv(&self, link: &MessageLink, dst: &Slice, dtype: DataType) -> Result<()> {
+        check_elements(dst.bytes(), dtype)?;
+        let work = Work::Recv {
+            link,
+            dst: dst.place(),
+            dtype,
+        };
+        self.queue.submit(work, || {
+            Task::Recv(link.clone(), Message::Slice(dst.clone()), dtype)
+        })
+    }
+
+    /// [`Thread::send`] of memory that is lent for the time of the call. Returns when it may be
+    /// changed, or with the first cause. If it does not go through in a few looks,
+    /// `before_wait` is called, and what it returns is kept until the end of the call.
+    ///
+    /// # Errors
+    /// Those of [`Thread::send`] and [`Thread::run_blocking`].
+    pub fn send_blocking<G>(
+        &self,
+        link: &MessageLink,
+        src: &[u8],
+        dtype: DataType,
+        timeout: Option<Duration>,
+        before_wait: impl FnOnce() -> G,
+    ) -> Result<()> {
+        check_elements(src.len(), dtype)?;
+        let work = Work::Send {
+            link,
+            src: Place::of_lent(src),
+            dtype,
+        };
+        if self.queue.try_now(work)? {
+            return Ok(());
+        }
+        let buffers = Buffers::Separate {
+            input: src,
+            output: &mut [],
+        };
+        let _guard = before_wait();
+        self.lend(&[], buffers, timeout, |loan| {
+            let message = Message::Lent(Arc::clone(loan));
+            self.queue
+                .submit_task(Task::Send(link.clone(), message, dtype))
+        })
+    }
+
+    /// [`Thread::recv`] into memory that is lent for the time of the call.
+    ///
+    /// # Errors
+    /// Those of [`Thread::recv`] and [`Thread::run_blocking`].
+    pub fn recv_blocking<G>(
+        &self,
+        link: &MessageLink,
+        dst: &mut [u8],
+        dtype: DataType,
+        timeout: Option<Duration>,
+        before_wait: impl FnOnce() -> G,
+    ) -> Result<()> {
+        check_elements(dst.len(), dtype)?;
+        let work = Work::Recv {
+            link,
+            dst: Place::of_lent_mut(dst),
+            dtype,
+        };
+        if self.queue.try_now(work)? {
+            return Ok(());
+        }
+        let buffers = Buffers::Separate {
+            input: &[],
+            output: dst,
+        };
+        let _guard = before_wait();
+        self.lend(&[], buffers, timeout, |loan| {
+            let message = Message::Lent(Arc::clone(loan));
+            self.queue
+                .submit_task(Task::Recv(link.clone(), message, dtype))
+        })
+    }
+
     /// Waits until everything posted on the channel before is visible at the peer.
     ///
     /// # Errors
@@ -491,6 +597,21 @@ impl Thread {
         let (input, output) = buffers.lengths();
         program.check_run(0, input, output, scratch_base)?;
         program.check_lent()?;
+        self.lend(others, buffers, timeout, |loan| {
+            let lend = || RunBuffers::Lent(Arc::clone(loan));
+            self.start(others, program, scratch_base, fingerprint, lend)
+        })
+    }
+
+    /// Lends memory to what `start` puts on this thread and others, and waits until all of it is
+    /// done; see [`Thread::run_blocking`].
+    fn lend(
+        &self,
+        others: &[Self],
+        buffers: Buffers<'_>,
+        timeout: Option<Duration>,
+        start: impl FnOnce(&Arc<Loan>) -> Result<()>,
+    ) -> Result<()> {
         // In use by somebody else: they have a loan of their own for this once.
         let kept = self.loan().take();
         let mut loan = kept.unwrap_or_else(Loan::new);
@@ -501,21 +622,18 @@ impl Thread {
             &mut loan,
             buffers,
             |loan| {
-                let lend = || RunBuffers::Lent(Arc::clone(loan));
-                let result = self
-                    .start(others, program, scratch_base, fingerprint, lend)
-                    .and_then(|()| {
-                        let mut wait = Wait::new(queues.clone(), domain, timeout);
-                        wait.until(|| all_over(queues.clone())).unwrap_or_else(
-                            |TimedOut { elapsed }| {
-                                let late = queues
-                                    .clone()
-                                    .find(|queue| queue.lock().is_busy())
-                                    .unwrap_or(&self.queue);
-                                Err(driver::timed_out(&late.lock(), domain, elapsed))
-                            },
-                        )
-                    });
+                let result = start(loan).and_then(|()| {
+                    let mut wait = Wait::new(queues.clone(), domain, timeout);
+                    wait.until(|| all_over(queues.clone())).unwrap_or_else(
+                        |TimedOut { elapsed }| {
+                            let late = queues
+                                .clone()
+                                .find(|queue| queue.lock().is_busy())
+                                .unwrap_or(&self.queue);
+                            Err(driver::timed_out(&late.lock(), domain, elapsed))
+                        },
+                    )
+                });
                 if let Err(cause) = &result {
                     queues.clone().for_each(|queue| queue.poison(cause.clone()));
                 }

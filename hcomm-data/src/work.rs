@@ -6,6 +6,7 @@ use hcomm_types::{DataType, Error, ErrorKind, ReduceOp, Result};
 
 use crate::channel::Channel;
 use crate::memory::{Loan, Place};
+use crate::message::MessageLink;
 use crate::program::{At, Op, Program, SlotKind};
 use crate::queue::Queue;
 use crate::slice::{KeptMemory, Remote, RemoteSlice, Slice};
@@ -75,11 +76,21 @@ pub(crate) enum Work<'a> {
         channel: &'a Channel,
     },
     Drain,
+    Send {
+        link: &'a MessageLink,
+        src: Place<'a>,
+        dtype: DataType,
+    },
+    Recv {
+        link: &'a MessageLink,
+        dst: Place<'a>,
+        dtype: DataType,
+    },
 }
 
 impl<'a> Work<'a> {
     /// The channel it uses, if it uses one.
-    pub(crate) const fn channel(&self) -> Option<&'a Channel> {
+    pub(crate) fn channel(&self) -> Option<&'a Channel> {
         match self {
             Self::Write { channel, .. }
             | Self::Read { channel, .. }
@@ -88,6 +99,7 @@ impl<'a> Work<'a> {
             | Self::Record { channel, .. }
             | Self::Wait { channel, .. }
             | Self::Fence { channel } => Some(channel),
+            Self::Send { link, .. } | Self::Recv { link, .. } => Some(link.channel()),
             Self::RecordThread { .. }
             | Self::WaitThread { .. }
             | Self::Copy { .. }
@@ -113,6 +125,8 @@ impl<'a> Work<'a> {
             Self::Reduce { .. } => "reduce",
             Self::Fence { .. } => "fence",
             Self::Drain => "drain",
+            Self::Send { .. } => "send",
+            Self::Recv { .. } => "recv",
         }
     }
 }
@@ -235,6 +249,13 @@ impl BatchOp {
     }
 }
 
+/// Memory of a message.
+pub(crate) enum Message {
+    Slice(Slice),
+    /// The input of the loan if it is sent, the output if it is received.
+    Lent(Arc<Loan>),
+}
+
 /// One task in a queue, holding what it needs.
 pub(crate) enum Task {
     /// Anything that moves bytes over a channel, or records there.
@@ -255,6 +276,8 @@ pub(crate) enum Task {
     },
     Fence(Channel),
     Drain,
+    Send(MessageLink, Message, DataType),
+    Recv(MessageLink, Message, DataType),
     /// The next so many tasks, all of one channel, are a batch.
     Batch(usize),
     Run(Run),
@@ -262,13 +285,31 @@ pub(crate) enum Task {
 
 impl Task {
     /// The channel it uses, if it is one task of one channel.
-    pub(crate) const fn channel(&self) -> Option<&Channel> {
+    pub(crate) fn channel(&self) -> Option<&Channel> {
         match self {
             Self::Channel(channel, _) | Self::Wait(channel, _) | Self::Fence(channel) => {
                 Some(channel)
             }
+            Self::Send(link, ..) | Self::Recv(link, ..) => Some(link.channel()),
             _ => None,
         }
+    }
+
+    /// Whether memory that a caller has lent is reached through it.
+    pub(crate) const fn is_lent(&self) -> bool {
+        matches!(
+            self,
+            Self::Run(Run {
+                buffers: RunBuffers::Lent(_),
+                ..
+            }) | Self::Send(_, Message::Lent(_), _)
+                | Self::Recv(_, Message::Lent(_), _)
+        )
+    }
+
+    /// Whether others are left in an unknown state if it does not come to its end.
+    pub(crate) const fn concerns_all(&self) -> bool {
+        matches!(self, Self::Run(_) | Self::Send(..) | Self::Recv(..))
     }
 
     /// The task, borrowed; `None` for those that consist of several.
@@ -303,6 +344,22 @@ impl Task {
             },
             Self::Fence(channel) => Work::Fence { channel },
             Self::Drain => Work::Drain,
+            Self::Send(link, message, dtype) => Work::Send {
+                link,
+                src: match message {
+                    Message::Slice(slice) => slice.place(),
+                    Message::Lent(loan) => loan.input(),
+                },
+                dtype: *dtype,
+            },
+            Self::Recv(link, message, dtype) => Work::Recv {
+                link,
+                dst: match message {
+                    Message::Slice(slice) => slice.place(),
+                    Message::Lent(loan) => loan.output(),
+                },
+                dtype: *dtype,
+            },
             Self::Batch(_) | Self::Run(_) => return None,
         })
     }

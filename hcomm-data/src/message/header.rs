@@ -1,0 +1,130 @@
+//! The first word of a cell: whether something is there, and what.
+//!
+//! | bits | what |
+//! |---|---|
+//! | 0..16 | lap: how often the ring has come round to this cell, plus one |
+//! | 16..20 | kind |
+//! | 20..32 | bytes: of a short message its length |
+//! | 32..64 | number of the data type |
+//!
+//! A header is only ever written where headers are written, so a cell that holds this lap's number
+//! holds this lap's header, and nothing has to be cleared.
+
+use hcomm_types::{DataType, Error, ErrorKind, Result};
+
+/// What a cell is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// The begin of a message that lies in the cells from here on.
+    Short,
+    /// A later cell of such a message.
+    More,
+    /// The next piece of a message lies in the data ring. Words behind the header: bytes of the
+    /// message, bytes of the piece.
+    Piece,
+    /// As `Piece`, and the beacon was written just before.
+    TimedPiece,
+}
+
+/// What is in the first word of a cell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Header {
+    pub(crate) kind: Kind,
+    /// Length of a short message; otherwise 0.
+    pub(crate) bytes: u16,
+    pub(crate) dtype: DataType,
+}
+
+const KINDS: [Kind; 4] = [Kind::Short, Kind::More, Kind::Piece, Kind::TimedPiece];
+
+/// Longest short message that a header can tell of.
+pub(crate) const MOST_BYTES: u16 = (1 << 12) - 1;
+
+impl Header {
+    /// The word for a cell in its `lap`-th lap, counted from 0.
+    pub(crate) const fn word(self, lap: u64) -> u64 {
+        debug_assert!(self.bytes <= MOST_BYTES);
+        lap_number(lap)
+            | (self.kind as u64) << 16
+            | ((self.bytes & MOST_BYTES) as u64) << 20
+            | (self.dtype as u64) << 32
+    }
+
+    /// What a word says in the cell's `lap`-th lap; `None` if nothing of that lap is there yet.
+    ///
+    /// # Errors
+    /// `LinkDown` if no such header is ever written.
+    #[inline]
+    pub(crate) fn of(word: u64, lap: u64) -> Result<Option<Self>> {
+        if word & 0xffff != lap_number(lap) {
+            return Ok(None);
+        }
+        let kind = KINDS.get((word >> 16 & 0xf) as usize).copied();
+        let dtype = DataType::from_number((word >> 32) as u32);
+        match (kind, dtype) {
+            (Some(kind), Some(dtype)) => Ok(Some(Self {
+                kind,
+                bytes: (word >> 20) as u16 & MOST_BYTES,
+                dtype,
+            })),
+            _ => Err(broken(format!("header {word:#x}"))),
+        }
+    }
+}
+
+/// What no peer in its right mind writes.
+#[cold]
+pub(crate) fn broken(what: String) -> Error {
+    Error::new(
+        ErrorKind::LinkDown,
+        format!("the peer broke the rules of its messages: {what}"),
+    )
+}
+
+const fn lap_number(lap: u64) -> u64 {
+    lap.wrapping_add(1) & 0xffff
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn an_untouched_cell_and_the_lap_before_say_nothing() {
+        let header = Header {
+            kind: Kind::Short,
+            bytes: 56,
+            dtype: DataType::F32,
+        };
+        assert_eq!(Header::of(0, 0).unwrap(), None);
+        for lap in [0, 1, 0xfffd, 0xfffe, 0xffff, 0x10000, u64::MAX] {
+            assert_eq!(Header::of(header.word(lap), lap).unwrap(), Some(header));
+            assert_eq!(
+                Header::of(header.word(lap), lap.wrapping_add(1)).unwrap(),
+                None
+            );
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn headers_come_back(
+            kind in 0..KINDS.len(), bytes in 0..=MOST_BYTES, dtype in 0..DataType::ALL.len(),
+            lap in 0..u64::MAX,
+        ) {
+            let header = Header { kind: KINDS[kind], bytes, dtype: DataType::ALL[dtype] };
+            prop_assert_eq!(Header::of(header.word(lap), lap).unwrap(), Some(header));
+        }
+
+        #[test]
+        fn any_word_is_a_header_or_an_error(word: u64, lap in 0..u64::MAX) {
+            match Header::of(word, lap) {
+                Ok(Some(header)) => prop_assert!(header.bytes <= MOST_BYTES),
+                Ok(None) => {}
+                Err(error) => prop_assert_eq!(error.kind(), ErrorKind::LinkDown),
+            }
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! An inbox as one of its two sides touches it: the module in which cells and pieces become loads
+//! and stores.
+//!
+//! As in [`memory`](crate::memory), no Rust reference to the bytes is ever made: the peer may write
+//! there whatever it likes and whenever, and a peer that breaks the rules makes us read torn bytes,
+//! nothing worse. Words are only touched atomically.
+
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use hcomm_types::{Error, ErrorKind, Result};
+
+use super::ring::{PAYLOAD, Shape, Words};
+use crate::memory::Place;
+use crate::slice::{RemoteSlice, Slice};
+
+/// One side's view of an inbox.
+#[derive(Debug)]
+pub(crate) struct Inbox {
+    base: NonNull<u8>,
+    shape: Shape,
+    /// What keeps the memory there.
+    _owner: Owner,
+}
+
+#[derive(Debug)]
+#[expect(dead_code, reason = "they are held, not looked at")]
+enum Owner {
+    This(Slice),
+    Peer(RemoteSlice),
+}
+
+// SAFETY: the address is only used for atomic words and for bytes that any process may change at
+// any time anyway; see the head of this file.
+unsafe impl Send for Inbox {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Inbox {}
+
+impl Inbox {
+    /// The inbox of this side.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if it is too small or lies askew.
+    pub(crate) fn own(slice: &Slice, shape: Shape) -> Result<Self> {
+        Self::at(slice.place(), shape, Owner::This(slice.clone()))
+    }
+
+    /// The inbox of the peer.
+    ///
+    /// # Errors
+    /// As [`Inbox::own`]; `Unsupported` if it is not mapped here.
+    pub(crate) fn of_peer(remote: &RemoteSlice, shape: Shape) -> Result<Self> {
+        let place = remote.remote().mapped().ok_or_else(|| {
+            Error::new(
+                ErrorKind::Unsupported,
+                "messages need the peer's memory mapped, and this link does not map it",
+            )
+        })?;
+        Self::at(place, shape, Owner::Peer(remote.clone()))
+    }
+
+    fn at(place: Place<'_>, shape: Shape, owner: Owner) -> Result<Self> {
+        let (base, bytes) = (place.address(), place.bytes() as u64);
+        if bytes < shape.bytes() || base.addr().get() % super::ring::CELL as usize != 0 {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!(
+                    "an inbox of {bytes} bytes at {base:p}; {} bytes that begin at a multiple of \
+                     64 are needed",
+                    shape.bytes()
+                ),
+            ));
+        }
+        Ok(Self {
+            base,
+            shape,
+            _owner: owner,
+        })
+    }
+
+    pub(crate) const fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// Copies `bytes` bytes of `src`, from `from` on, into the payload of a cell.
+    #[inline]
+    pub(crate) fn fill_cell(&self, position: u64, src: Place<'_>, from: usize, bytes: usize) {
+        if bytes > PAYLOAD || from.checked_add(bytes).is_none_or(|end| end > src.bytes()) {
+            return;
+        }
+        // SAFETY: both ranges exist, as just checked and by the shape.
+        unsafe {
+            let dst = self.base.add(self.shape.header(position) * 8 + 8);
+            copy_short(dst.as_ptr(), src.address().add(from).as_ptr(), bytes);
+        }
+    }
+
+    /// Copies the payload of a cell to `dst`, `bytes` bytes from `to` on. `dst` is writable.
+    #[inline]
+    pub(crate) fn empty_cell(&self, position: u64, dst: Place<'_>, to: usize, bytes: usize) {
+        if bytes > PAYLOAD || to.checked_add(bytes).is_none_or(|end| end > dst.bytes()) {
+            return;
+        }
+        // SAFETY: as in `fill_cell`.
+        unsafe {
+            let src = self.base.add(self.shape.header(position) * 8 + 8);
+            copy_short(dst.address().add(to).as_ptr(), src.as_ptr(), bytes);
+        }
+    }
+
+    /// Copies a part of `src` to the data ring; past the caches if `streams`.
+    pub(crate) fn fill_data(&self, position: u64, src: Place<'_>, streams: bool) {
+        if let Some(dst) = self.data(position, src.bytes()) {
+            // SAFETY: both ranges exist and are as long; a caller's memory and a ring are apart,
+            // and bytes that are sent from the ring itself may come out torn.
+            unsafe { copy(dst.as_ptr(), src.address().as_ptr(), src.bytes(), streams) }
+        }
+    }
+
+    /// Copies a piece of the data ring to `dst`, which is writable.
+    pub(crate) fn empty_data(&self, position: u64, dst: Place<'_>, streams: bool) {
+        if let Some(src) = self.data(position, dst.bytes()) {
+            // SAFETY: as in `fill_data`.
+            unsafe { copy(dst.address().as_ptr(), src.as_ptr(), dst.bytes(), streams) }
+        }
+    }
+
+    /// A range of the data ring, if it is one piece.
+    fn data(&self, position: u64, bytes: usize) -> Option<NonNull<u8>> {
+        let at = self.shape.at(position);
+        let fits = (bytes as u64) <= self.shape.bytes() - at;
+        // SAFETY: inside the inbox, as just checked.
+        fits.then(|| unsafe { self.base.add(at as usize) })
+    }
+
+    #[inline]
+    fn word(&self, word: usize) -> &AtomicU64 {
+        debug_assert!((word as u64) < self.shape.bytes() / 8);
+        // SAFETY: words come from the shape, so it is inside; the base is aligned; all accesses to
+        // words are atomic, here and at the peer.
+        unsafe { AtomicU64::from_ptr(self.base.as_ptr().cast::<u64>().add(word)) }
+    }
+}
+
+impl Words for Inbox {
+    #[inline]
+    fn load(&self, word: usize) -> u64 {
+        self.word(word).load(Ordering::Acquire)
+    }
+
+    #[inline]
+    fn store(&self, word: usize, value: u64) {
+        self.word(word).store(value, Ordering::Release);
+    }
+}
+
+/// Copies up to [`PAYLOAD`] bytes in line.
+///
+/// # Safety
+/// `src` is readable and `dst` writable for `bytes` bytes.
+#[inline(always)]
+unsafe fn copy_short(dst: *mut u8, src: *const u8, bytes: usize) {
+    /// Head and tail, which may overlap: both are loaded before either is stored.
+    ///
+    /// # Safety
+    /// As above, and `bytes` is between one and two times the size of `T`.
+    #[inline(always)]
+    unsafe fn ends<T: Copy>(dst: *mut u8, src: *const u8, bytes: usize) {
+        let tail = bytes - size_of::<T>();
+        // SAFETY: both parts are inside the ranges.
+        unsafe {
+            let first = src.cast::<T>().read_unaligned();
+            let last = src.add(tail).cast::<T>().read_unaligned();
+            dst.cast::<T>().write_unaligned(first);
+            dst.add(tail).cast::<T>().write_unaligned(last);
+        }
+    }
+    // SAFETY: the caller's promise; each length is in the range of its type.
+    unsafe {
+        match bytes {
+            0 => {}
+            1 => dst.write(src.read()),
+            2..=3 => ends::<u16>(dst, src, bytes),
+            4..=7 => ends::<u32>(dst, src, bytes),
+            8..=15 => ends::<u64>(dst, src, bytes),
+            16..=31 => ends::<[u64; 2]>(dst, src, bytes),
+            _ => ends::<[u64; 4]>(dst, src, bytes),
+        }
+    }
+}
+
+/// Copies; past the caches if `streams`, and then all of it is there before any later store.
+///
+/// # Safety
+/// `src` is readable and `dst` writable for `bytes` bytes.
+unsafe fn copy(dst: *mut u8, src: *const u8, bytes: usize, streams: bool) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    if streams {
+        use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
+        const LINE: usize = 64;
+        let head = (dst.addr().wrapping_neg() % LINE).min(bytes);
+        let lines = (bytes - head) / LINE;
+        let done = head + lines * LINE;
+        // SAFETY: head, whole lines and tail are parts of the ranges; the lines begin at a
+        // multiple of 64 in `dst`.
+        unsafe {
+            std::ptr::copy(src, dst, head);
+            for at in (head..done).step_by(LINE) {
+                let (to, from) = (dst.add(at).cast::<__m128i>(), src.add(at).cast::<__m128i>());
+                let parts = [0, 1, 2, 3].map(|i| _mm_loadu_si128(from.add(i)));
+                for (i, part) in parts.into_iter().enumerate() {
+                    _mm_stream_si128(to.add(i), part);
+                }
+            }
+            std::ptr::copy(src.add(done), dst.add(done), bytes - done);
+            _mm_sfence();
+        }
+        return;
+    }
+    let _ = streams;
+    // SAFETY: the caller's promise. They may overlap if a program sends its own inbox.
+    unsafe { std::ptr::copy(src, dst, bytes) }
+}

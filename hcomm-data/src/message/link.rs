@@ -1,0 +1,453 @@
+//! A link: both directions, and how far the message in the middle of each is.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::{Duration, Instant};
+
+use hcomm_types::{DataType, Error, ErrorKind, Result};
+
+use super::header::{Header, Kind, MOST_BYTES, broken};
+use super::inbox::Inbox;
+use super::ring::{Head, PAYLOAD, Shape, Tail, Words, get, lines, set};
+use crate::channel::Channel;
+use crate::failure::Failure;
+use crate::memory::Place;
+use crate::slice::{RemoteSlice, Slice};
+
+/// Messages both ways over one channel whose memory is mapped on both sides; see
+/// [`Thread::send`](crate::Thread::send). A clone is the same link.
+///
+/// One OS thread at a time sends, and one receives. Messages of one direction arrive in order.
+#[derive(Clone)]
+pub struct MessageLink(Arc<Inner>);
+
+struct Inner {
+    channel: Channel,
+    /// A notify of the peer that nobody waits for: recording it wakes the peer on links without a
+    /// quicker way.
+    wake: u32,
+    /// Written by the peer.
+    own: Inbox,
+    /// Written by this side.
+    peer: Inbox,
+    out: Outgoing,
+    incoming: Incoming,
+}
+
+/// The direction to the peer.
+#[derive(Default)]
+#[repr(align(128))]
+struct Outgoing {
+    tail: Tail,
+    turn: Turn,
+    /// Pieces so far, for the beacon.
+    pieces: AtomicU64,
+}
+
+/// The direction from the peer.
+#[derive(Default)]
+#[repr(align(128))]
+struct Incoming {
+    head: Head,
+    turn: Turn,
+    /// How long the beacon took, in nanoseconds, smoothed; 0 if it was never looked at.
+    beacon: AtomicU64,
+    is_far: AtomicU64,
+}
+
+/// Who is in the middle of a message, and where.
+#[derive(Default)]
+struct Turn {
+    /// The queue, 0 if nobody is.
+    holder: AtomicU64,
+    /// Bytes done.
+    done: AtomicU64,
+}
+
+/// How far a call has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// The message is over.
+    Done,
+    /// Some of it was done; the rest waits.
+    Moved,
+    /// It waits.
+    Waits,
+}
+
+/// The beacon goes with one piece of so many.
+const PIECES_A_BEACON: u64 = 16;
+/// Above this, the cores share no cache. (Near ones hand a line over in 30 to 60 ns, far ones in
+/// 150 to 200, and the clock takes 20.)
+const FAR_NANOS: u64 = 120;
+/// An interrupt is no distance.
+const MOST_NANOS: u64 = 1000;
+/// Bytes of a piece: long enough that its cell costs little, short enough that both sides are soon
+/// at work. Past the caches the fence at the end of each costs more.
+const PIECE: u64 = 8 << 10;
+const FAR_PIECE: u64 = 16 << 10;
+/// A shorter piece is not worth the way past the caches.
+const LEAST_STREAMED: usize = 2 << 10;
+
+impl MessageLink {
+    /// Bytes of an inbox from which a message of `bytes` bytes need not be received before its send
+    /// ends.
+    #[must_use]
+    pub const fn inbox_bytes(bytes: u64) -> u64 {
+        Shape::for_data(bytes).bytes()
+    }
+
+    /// A link over `channel`. The inbox of either side, made for messages of `bytes` bytes
+    /// ([`MessageLink::inbox_bytes`]), is zero, and only this link uses it. Notify `wake` of the
+    /// peer is recorded by nobody else and waited for by nobody.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for an inbox that is too small or begins at no multiple of 64,
+    /// or a notify that the peer does not have; `Unsupported` if the peer's inbox is not mapped.
+    pub fn new(
+        channel: &Channel,
+        inbox: &Slice,
+        peers_inbox: &RemoteSlice,
+        bytes: u64,
+        wake: u32,
+    ) -> Result<Self> {
+        let shape = Shape::for_data(bytes);
+        channel.check_record(wake)?;
+        Ok(Self(Arc::new(Inner {
+            channel: channel.clone(),
+            wake,
+            own: Inbox::own(inbox, shape)?,
+            peer: Inbox::of_peer(peers_inbox, shape)?,
+            out: Outgoing::default(),
+            incoming: Incoming::default(),
+        })))
+    }
+
+    /// The channel.
+    #[must_use]
+    pub fn channel(&self) -> &Channel {
+        &self.0.channel
+    }
+
+    /// Sends as much of a message as there is room for. `who` is the number of the queue, the same
+    /// until the message is over.
+    ///
+    /// # Errors
+    /// `Mismatch` if the peer has refused a message.
+    #[inline]
+    pub(crate) fn send(&self, who: u64, src: Place<'_>, dtype: DataType) -> Result<Step, Failure> {
+        let link = &*self.0;
+        if link.own.load(lines::REFUSAL) != 0 {
+            return Err(link.refused());
+        }
+        match get(&link.out.turn.holder) {
+            0 if src.bytes() <= link.own.shape().most_short() => Ok(link.send_short(src, dtype)),
+            holder if holder == 0 || holder == who => link.send_pieces(who, src, dtype),
+            _ => Ok(Step::Waits),
+        }
+    }
+
+    /// Receives as much of a message as is there.
+    ///
+    /// # Errors
+    /// `Mismatch` for a message of another length or type; `LinkDown` if the peer breaks the rules.
+    #[inline]
+    pub(crate) fn recv(&self, who: u64, dst: Place<'_>, dtype: DataType) -> Result<Step, Failure> {
+        let link = &*self.0;
+        let holder = get(&link.incoming.turn.holder);
+        if holder != 0 && holder != who {
+            return Ok(Step::Waits);
+        }
+        let dst = dst.writable()?;
+        let shape = link.own.shape();
+        let position = link.incoming.head.cells();
+        let word = link.own.load(shape.header(position));
+        let header = match Header::of(word, shape.lap(position)) {
+            Ok(Some(header)) => header,
+            Ok(None) => return Ok(Step::Waits),
+            Err(error) => return Err(link.channel.failure(error)),
+        };
+        if header.kind != Kind::Short || holder != 0 {
+            return link.recv_pieces(who, dst, dtype, header);
+        }
+        let bytes = usize::from(header.bytes);
+        if bytes != dst.bytes() || header.dtype != dtype || bytes > shape.most_short() {
+            return Err(link.refuse(bytes as u64, header.dtype, dst.bytes() as u64, dtype));
+        }
+        let cells = cells_of(bytes);
+        for cell in 0..cells {
+            let at = cell * PAYLOAD;
+            let part = PAYLOAD.min(bytes - at);
+            link.own.empty_cell(position + cell as u64, dst, at, part);
+        }
+        let head = &link.incoming.head;
+        head.take_cells(cells as u64);
+        if head.owes(shape) {
+            head.tell(&link.peer);
+            link.ring();
+        }
+        Ok(Step::Done)
+    }
+
+    /// Whether a send that waits would go on.
+    pub(crate) fn would_send(&self) -> bool {
+        let link = &*self.0;
+        link.own.load(lines::REFUSAL) != 0 || link.out.tail.has_news(&link.own)
+    }
+
+    /// Whether a receive that waits would go on.
+    pub(crate) fn would_receive(&self) -> bool {
+        let link = &*self.0;
+        let position = link.incoming.head.cells();
+        let shape = link.own.shape();
+        let word = link.own.load(shape.header(position));
+        Header::of(word, shape.lap(position)).map_or(true, |header| header.is_some())
+    }
+}
+
+impl Inner {
+    #[inline]
+    fn send_short(&self, src: Place<'_>, dtype: DataType) -> Step {
+        let (tail, shape) = (&self.out.tail, self.own.shape());
+        let bytes = src.bytes();
+        let cells = cells_of(bytes);
+        if !tail.has_cells(shape, &self.own, cells as u64) {
+            return Step::Waits;
+        }
+        let first = tail.cells();
+        // The first cell last: the peer looks for no other.
+        for cell in (0..cells).rev() {
+            let (position, at) = (first + cell as u64, cell * PAYLOAD);
+            let part = PAYLOAD.min(bytes - at);
+            self.peer.fill_cell(position, src, at, part);
+            let header = Header {
+                kind: if cell == 0 { Kind::Short } else { Kind::More },
+                bytes: if cell == 0 {
+                    bytes as u16 & MOST_BYTES
+                } else {
+                    0
+                },
+                dtype,
+            };
+            let word = header.word(shape.lap(position));
+            self.peer.store(shape.header(position), word);
+        }
+        tail.add_cells(cells as u64);
+        self.ring();
+        Step::Done
+    }
+
+    fn send_pieces(&self, who: u64, src: Place<'_>, dtype: DataType) -> Result<Step, Failure> {
+        let Outgoing { tail, turn, pieces } = &self.out;
+        let shape = self.own.shape();
+        let total = src.bytes() as u64;
+        let mut done = get(&turn.done);
+        let begun = done;
+        let is_far = self.own.load(lines::DISTANCE) == 1;
+        let most = if is_far { FAR_PIECE } else { PIECE }.min(shape.data() / 4);
+        while done < total {
+            let room = if tail.has_cells(shape, &self.own, 1) {
+                tail.room(shape, &self.own, total - done, most)
+            } else {
+                None
+            };
+            let Some(room) = room else {
+                set(&turn.holder, who);
+                set(&turn.done, done);
+                let moved = done > begun;
+                return Ok(if moved { Step::Moved } else { Step::Waits });
+            };
+            let part = src.part(done, room.bytes)?;
+            let streams = is_far && part.bytes() >= LEAST_STREAMED;
+            self.peer.fill_data(room.position, part, streams);
+            let count = get(pieces);
+            let is_timed = count.is_multiple_of(PIECES_A_BEACON);
+            set(pieces, count + 1);
+            if is_timed {
+                self.peer.store(lines::BEACON, count);
+            }
+            self.publish(
+                if is_timed {
+                    Kind::TimedPiece
+                } else {
+                    Kind::Piece
+                },
+                dtype,
+                [total, room.bytes],
+            );
+            tail.add_data(room.bytes);
+            done += room.bytes;
+        }
+        set(&turn.holder, 0);
+        set(&turn.done, 0);
+        Ok(Step::Done)
+    }
+
+    /// Fills and publishes the next cell, for which there is room.
+    fn publish(&self, kind: Kind, dtype: DataType, words: [u64; 2]) {
+        let shape = self.own.shape();
+        let position = self.out.tail.cells();
+        let at = shape.header(position);
+        for (index, word) in words.into_iter().enumerate() {
+            self.peer.store(at + 1 + index, word);
+        }
+        let header = Header {
+            kind,
+            bytes: 0,
+            dtype,
+        };
+        self.peer.store(at, header.word(shape.lap(position)));
+        self.out.tail.add_cells(1);
+        self.ring();
+    }
+
+    fn recv_pieces(
+        &self,
+        who: u64,
+        dst: Place<'_>,
+        dtype: DataType,
+        first: Header,
+    ) -> Result<Step, Failure> {
+        let Incoming { head, turn, .. } = &self.incoming;
+        let shape = self.own.shape();
+        let mut header = first;
+        let mut done = get(&turn.done);
+        loop {
+            let position = head.cells();
+            let at = shape.header(position);
+            let (total, bytes) = (self.own.load(at + 1), self.own.load(at + 2));
+            if get(&turn.holder) == 0 && (total != dst.bytes() as u64 || header.dtype != dtype) {
+                return Err(self.refuse(total, header.dtype, dst.bytes() as u64, dtype));
+            }
+            let left = dst.bytes() as u64 - done;
+            let fits = bytes <= left
+                && bytes > 0
+                && bytes <= shape.data() - head.data() % shape.data()
+                && total == dst.bytes() as u64;
+            if !matches!(header.kind, Kind::Piece | Kind::TimedPiece) || !fits {
+                let what = format!(
+                    "{header:?} with a piece of {bytes} bytes where {left} of {total} are left"
+                );
+                return Err(self.channel.failure(broken(what)));
+            }
+            if header.kind == Kind::TimedPiece {
+                self.measure();
+            }
+            self.own
+                .empty_data(head.data(), dst.part(done, bytes)?, false);
+            head.take_cells(1);
+            head.take_data(bytes);
+            done += bytes;
+            let is_over = done == total;
+            set(&turn.holder, if is_over { 0 } else { who });
+            set(&turn.done, if is_over { 0 } else { done });
+            if is_over || head.owes_data(shape) {
+                head.tell(&self.peer);
+                self.ring();
+            }
+            if is_over {
+                return Ok(Step::Done);
+            }
+            let position = head.cells();
+            let word = self.own.load(shape.header(position));
+            match Header::of(word, shape.lap(position)) {
+                Ok(Some(next)) => header = next,
+                Ok(None) => return Ok(Step::Moved),
+                Err(error) => return Err(self.channel.failure(error)),
+            }
+        }
+    }
+
+    /// Looks how long a line takes that the peer has just written.
+    fn measure(&self) {
+        let Incoming { beacon, is_far, .. } = &self.incoming;
+        let began = Instant::now();
+        let seen = self.own.load(lines::BEACON);
+        std::hint::black_box(seen);
+        let nanos = nanos(began.elapsed());
+        let known = get(beacon);
+        let smooth = if known == 0 {
+            nanos
+        } else {
+            (known * 3 + nanos) / 4
+        };
+        set(beacon, smooth);
+        let now_far = u64::from(smooth > FAR_NANOS);
+        if now_far != get(is_far) {
+            set(is_far, now_far);
+            self.peer.store(lines::DISTANCE, now_far);
+        }
+    }
+
+    /// Wakes the peer if it sleeps.
+    #[inline]
+    fn ring(&self) {
+        self.channel.wake_peer(self.wake);
+    }
+
+    /// Tells the peer that its message is not the one that is received here.
+    #[cold]
+    fn refuse(
+        &self,
+        sent: u64,
+        sent_as: DataType,
+        expected: u64,
+        expected_as: DataType,
+    ) -> Failure {
+        self.peer.store(lines::REFUSAL_SENT, sent);
+        self.peer.store(lines::REFUSAL_EXPECTED, expected);
+        let types = sent_as as u64 | (expected_as as u64) << 32;
+        self.peer.store(lines::REFUSAL_TYPES, types);
+        self.peer.store(lines::REFUSAL, 1);
+        self.ring();
+        self.channel.failure(mismatch(&format!(
+            "sent {sent} bytes of {sent_as} where {expected} bytes of {expected_as} are received"
+        )))
+    }
+
+    /// A message of ours was refused.
+    #[cold]
+    fn refused(&self) -> Failure {
+        let word = |word| self.own.load(word);
+        let types = word(lines::REFUSAL_TYPES);
+        let name = |number: u64| {
+            DataType::from_number(number as u32)
+                .map_or_else(|| "an unknown type".to_owned(), |dtype| dtype.to_string())
+        };
+        self.channel.failure(mismatch(&format!(
+            "receives {} bytes of {} where {} bytes of {} were sent",
+            word(lines::REFUSAL_EXPECTED),
+            name(types >> 32),
+            word(lines::REFUSAL_SENT),
+            name(types),
+        )))
+    }
+}
+
+impl fmt::Debug for MessageLink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MessageLink")
+            .field("channel", &self.0.channel)
+            .finish_non_exhaustive()
+    }
+}
+
+fn mismatch(what: &str) -> Error {
+    Error::new(ErrorKind::Mismatch, what)
+        .hint("both ranks have to name the same number of elements of the same type")
+}
+
+/// Cells of a short message: at least one, for its header.
+#[inline]
+const fn cells_of(bytes: usize) -> usize {
+    if bytes <= PAYLOAD {
+        1
+    } else {
+        bytes.div_ceil(PAYLOAD)
+    }
+}
+
+fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).map_or(MOST_NANOS, |nanos| nanos.clamp(1, MOST_NANOS))
+}

@@ -1,0 +1,54 @@
+//! Two-sided messages between the two ends of a channel whose memory is mapped.
+//!
+//! # Memory
+//!
+//! Each side has an inbox that only the other one writes:
+//!
+//! ```text
+//! | credits, distance | refusal | beacon | cells, 64 bytes each | data ring |
+//! ```
+//!
+//! **Cells** carry messages in order. A cell begins with its header ([`header`]) and has 56 bytes of
+//! payload. The payload is stored first and the header last, so whoever sees the header of this lap
+//! sees the payload. A message of a few cells lies in the cells alone; only their first header has
+//! to be looked for, because it is stored last.
+//!
+//! **The data ring** carries longer messages, cut into pieces: while the receiver copies one out,
+//! the sender copies the next one in. Each piece has a cell.
+//!
+//! **Credits** tell the sender how much of its cells and data was taken. They are stored into the
+//! sender's inbox, a quarter of the ring late at most, and looked at only when the ring seems full: so they cost
+//! no line of a message's way. Data is given back at the end of each message, so a message that is no longer
+//! than the data ring never waits if all messages before it were received.
+//!
+//! **Distance.** Where the two cores share no cache, lines that lie in the cache of one cost the
+//! other several times what lines in memory cost, so pieces are then stored past the caches. The
+//! receiver measures now and then how long a line takes to come that the sender has just
+//! written (the beacon), and tells the sender.
+//!
+//! # Mismatch
+//!
+//! The first header of a message has its length and data type. A receive of another length or type
+//! takes nothing, is an error, and stores a refusal into the sender's inbox, which the sender finds
+//! while it waits or in its next call.
+//!
+//! # Trust
+//!
+//! A peer may write anything into this side's inbox at any time. Positions are this side's own, and
+//! lengths are checked against what is expected here and against the ring before they are used.
+//!
+//! # Threads
+//!
+//! One OS thread at a time sends on a link, and one receives. Messages of one direction are in
+//! order; a queue that finds another one in the middle of a message waits for it.
+
+pub(crate) mod header;
+#[allow(unsafe_code)]
+mod inbox;
+mod link;
+pub(crate) mod ring;
+#[cfg(test)]
+mod tests;
+
+pub use link::MessageLink;
+pub(crate) use link::Step;

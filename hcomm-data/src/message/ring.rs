@@ -1,0 +1,271 @@
+//! Positions: what may be written next, what may be read next, and when each side is told.
+//!
+//! Pure arithmetic over two words of shared memory ([`Words`]), so that every interleaving can be
+//! played through. Positions count up for ever: cells in cells, data in bytes. Only the side that
+//! owns a position changes it; it is an atomic so that it can be changed through a shared
+//! reference, not because anybody else looks.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Bytes of a cell.
+pub(crate) const CELL: u64 = 64;
+
+/// Words of an inbox that both sides touch, by their number in it.
+pub(crate) trait Words {
+    /// Sees all that was stored before the value it finds.
+    fn load(&self, word: usize) -> u64;
+    /// Comes after all that was stored before.
+    fn store(&self, word: usize, value: u64);
+}
+
+/// Lines of an inbox before the cells. What different sides or moments write lies two lines apart,
+/// because cores fetch lines in pairs.
+pub(crate) mod lines {
+    /// Of what its owner sends, how many cells the peer has taken; then bytes of data.
+    pub(crate) const CREDIT_CELLS: usize = 0;
+    pub(crate) const CREDIT_DATA: usize = 1;
+    /// 1 where the peer found that its core shares no cache with ours.
+    pub(crate) const DISTANCE: usize = 2;
+    /// 1 if the peer has refused a message; then the bytes sent, the bytes expected, and the
+    /// numbers of both data types.
+    pub(crate) const REFUSAL: usize = 16;
+    pub(crate) const REFUSAL_SENT: usize = 17;
+    pub(crate) const REFUSAL_EXPECTED: usize = 18;
+    pub(crate) const REFUSAL_TYPES: usize = 19;
+    /// Written to measure how long a line takes from the peer.
+    pub(crate) const BEACON: usize = 32;
+    /// Word at which the cells begin.
+    pub(crate) const CELLS: usize = 48;
+}
+
+/// How an inbox is divided: lines, cells, data ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shape {
+    /// A power of two.
+    cells: u64,
+    /// Bytes of the data ring, a multiple of a cell.
+    data: u64,
+}
+
+impl Shape {
+    /// A cell for each so many bytes of data.
+    const DATA_A_CELL: u64 = 512;
+
+    /// For a data ring of `data` bytes.
+    pub(crate) const fn for_data(data: u64) -> Self {
+        let mut cells = 16;
+        while cells < 512 && cells * Self::DATA_A_CELL < data {
+            cells *= 2;
+        }
+        let data = data / CELL * CELL;
+        Self {
+            cells,
+            data: if data < CELL { CELL } else { data },
+        }
+    }
+
+    /// Bytes of the whole inbox.
+    pub(crate) const fn bytes(self) -> u64 {
+        self.first_data() + self.data
+    }
+
+    pub(crate) const fn data(self) -> u64 {
+        self.data
+    }
+
+    /// Longest message that goes into cells alone.
+    pub(crate) const fn most_short(self) -> usize {
+        // As long as the copies into cells cost less than a second line for the piece; never more
+        // than an eighth of the ring.
+        let most = self.cells as usize / 8;
+        PAYLOAD * if most > 8 { 8 } else { most }
+    }
+
+    /// Word of a cell's header.
+    #[inline]
+    pub(crate) const fn header(self, position: u64) -> usize {
+        lines::CELLS + (position & (self.cells - 1)) as usize * (CELL as usize / 8)
+    }
+
+    #[inline]
+    pub(crate) const fn lap(self, position: u64) -> u64 {
+        position >> self.cells.trailing_zeros()
+    }
+
+    /// Byte of the inbox at which the data of a position lies.
+    #[inline]
+    pub(crate) const fn at(self, data: u64) -> u64 {
+        self.first_data() + data % self.data
+    }
+
+    const fn first_data(self) -> u64 {
+        lines::CELLS as u64 * 8 + self.cells * CELL
+    }
+}
+
+/// Bytes of a message in one cell.
+pub(crate) const PAYLOAD: usize = 56;
+
+/// The sending end of a ring.
+#[derive(Debug, Default)]
+pub(crate) struct Tail {
+    cells: AtomicU64,
+    data: AtomicU64,
+    /// As last seen: how much of both the peer has taken.
+    freed_cells: AtomicU64,
+    freed_data: AtomicU64,
+}
+
+/// Room in the data ring for the next piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Room {
+    /// Position of its first byte.
+    pub(crate) position: u64,
+    pub(crate) bytes: u64,
+}
+
+impl Tail {
+    /// Position of the next cell.
+    #[inline]
+    pub(crate) fn cells(&self) -> u64 {
+        get(&self.cells)
+    }
+
+    /// Whether the next `count` cells may be written. `own` is the inbox in which the peer says
+    /// what it has taken.
+    #[inline]
+    pub(crate) fn has_cells(&self, shape: Shape, own: &impl Words, count: u64) -> bool {
+        let end = get(&self.cells) + count;
+        if end.wrapping_sub(get(&self.freed_cells)) <= shape.cells {
+            return true;
+        }
+        self.look(shape, own);
+        end.wrapping_sub(get(&self.freed_cells)) <= shape.cells
+    }
+
+    /// Room for the next piece of a message of which `left` bytes are left, at most `most`.
+    pub(crate) fn room(
+        &self,
+        shape: Shape,
+        own: &impl Words,
+        left: u64,
+        most: u64,
+    ) -> Option<Room> {
+        let position = get(&self.data);
+        let bytes = left
+            .min((most / CELL * CELL).max(CELL))
+            .min(shape.data - position % shape.data);
+        let end = position + bytes.next_multiple_of(CELL);
+        if end.wrapping_sub(get(&self.freed_data)) > shape.data {
+            self.look(shape, own);
+            if end.wrapping_sub(get(&self.freed_data)) > shape.data {
+                return None;
+            }
+        }
+        Some(Room { position, bytes })
+    }
+
+    /// Cells have been published.
+    #[inline]
+    pub(crate) fn add_cells(&self, count: u64) {
+        set(&self.cells, get(&self.cells) + count);
+    }
+
+    /// A piece has been published.
+    pub(crate) fn add_data(&self, bytes: u64) {
+        set(&self.data, get(&self.data) + bytes.next_multiple_of(CELL));
+    }
+
+    /// Whether the peer has taken more than was known.
+    pub(crate) fn has_news(&self, own: &impl Words) -> bool {
+        own.load(lines::CREDIT_CELLS) != get(&self.freed_cells)
+            || own.load(lines::CREDIT_DATA) != get(&self.freed_data)
+    }
+
+    #[cold]
+    fn look(&self, shape: Shape, own: &impl Words) {
+        // Data first: whoever frees a piece frees its cell with it or later. What is impossible
+        // (more than was sent, or less than before) is not believed.
+        for (freed, sent, whole, word) in [
+            (&self.freed_data, &self.data, shape.data, lines::CREDIT_DATA),
+            (
+                &self.freed_cells,
+                &self.cells,
+                shape.cells,
+                lines::CREDIT_CELLS,
+            ),
+        ] {
+            let (told, sent) = (own.load(word), get(sent));
+            if sent.wrapping_sub(told) <= whole && told >= get(freed) {
+                set(freed, told);
+            }
+        }
+    }
+}
+
+/// The receiving end of a ring.
+#[derive(Debug, Default)]
+pub(crate) struct Head {
+    cells: AtomicU64,
+    data: AtomicU64,
+    /// What the peer was told.
+    told_cells: AtomicU64,
+    told_data: AtomicU64,
+}
+
+impl Head {
+    /// Position of the next cell.
+    #[inline]
+    pub(crate) fn cells(&self) -> u64 {
+        get(&self.cells)
+    }
+
+    /// Position of the next piece.
+    pub(crate) fn data(&self) -> u64 {
+        get(&self.data)
+    }
+
+    #[inline]
+    pub(crate) fn take_cells(&self, count: u64) {
+        set(&self.cells, get(&self.cells) + count);
+    }
+
+    pub(crate) fn take_data(&self, bytes: u64) {
+        set(&self.data, get(&self.data) + bytes.next_multiple_of(CELL));
+    }
+
+    /// Whether the peer has to be told before it can run short: what it does not know of stays
+    /// below a quarter, and it never needs more than three at once.
+    #[inline]
+    pub(crate) fn owes(&self, shape: Shape) -> bool {
+        get(&self.cells) - get(&self.told_cells) >= shape.cells / 4
+    }
+
+    /// As [`Head::owes`], of data.
+    pub(crate) fn owes_data(&self, shape: Shape) -> bool {
+        get(&self.data) - get(&self.told_data) >= shape.data / 4
+    }
+
+    /// Tells the peer. `peer` is its inbox.
+    pub(crate) fn tell(&self, peer: &impl Words) {
+        let (cells, data) = (get(&self.cells), get(&self.data));
+        if cells != get(&self.told_cells) {
+            peer.store(lines::CREDIT_CELLS, cells);
+            set(&self.told_cells, cells);
+        }
+        if data != get(&self.told_data) {
+            peer.store(lines::CREDIT_DATA, data);
+            set(&self.told_data, data);
+        }
+    }
+}
+
+#[inline]
+pub(crate) fn get(value: &AtomicU64) -> u64 {
+    value.load(Ordering::Relaxed)
+}
+
+#[inline]
+pub(crate) fn set(value: &AtomicU64, new: u64) {
+    value.store(new, Ordering::Relaxed);
+}

@@ -1,0 +1,241 @@
+//! Messages between two sides of one process, over a mapped link.
+
+mod sides;
+
+use hcomm_data::{MessageLink, Slice};
+use hcomm_types::{DataType, ErrorKind};
+
+use sides::{Link, Side, pair};
+
+const DATA: u64 = 4096;
+const INBOX: usize = MessageLink::inbox_bytes(DATA) as usize;
+const WAKE: u32 = 7;
+
+struct End {
+    side: Side,
+    link: MessageLink,
+    memory: Slice,
+}
+
+fn ends(bytes: usize) -> [End; 2] {
+    pair(Link::Mapped, INBOX + bytes).map(|side| {
+        let inbox = side.part(0, INBOX);
+        let remote = side.remote.sub(0..INBOX as u64).unwrap();
+        let link = MessageLink::new(&side.channel, &inbox, &remote, DATA, WAKE).unwrap();
+        let memory = side.part(INBOX, bytes);
+        End { side, link, memory }
+    })
+}
+
+fn content(seed: usize, bytes: usize) -> Vec<u8> {
+    (0..bytes)
+        .map(|i| (i * 7 + seed * 13 + i / 251) as u8)
+        .collect()
+}
+
+fn sizes() -> impl Iterator<Item = usize> {
+    let ring = DATA as usize;
+    [
+        0,
+        1,
+        2,
+        7,
+        8,
+        9,
+        55,
+        56,
+        57,
+        64,
+        111,
+        112,
+        113,
+        127,
+        500,
+        1024,
+        ring - 1,
+        ring,
+        ring + 1,
+    ]
+    .into_iter()
+    .chain([3 * ring, 5 * ring + 17])
+}
+
+/// Each size while the ring stands at many places.
+#[test]
+fn every_size_arrives_wherever_the_ring_stands() {
+    let [a, b] = ends(6 * DATA as usize);
+    for (number, bytes) in (0..40).flat_map(|_| sizes()).enumerate() {
+        let sent = content(number, bytes);
+        let (src, dst) = (
+            a.memory.sub(0..bytes).unwrap(),
+            b.memory.sub(0..bytes).unwrap(),
+        );
+        src.copy_from(&sent).unwrap();
+        if number % 2 == 0 {
+            a.side.thread.send(&a.link, &src, DataType::U8).unwrap();
+            b.side.thread.recv(&b.link, &dst, DataType::U8).unwrap();
+        } else {
+            b.side.thread.recv(&b.link, &dst, DataType::U8).unwrap();
+            a.side.thread.send(&a.link, &src, DataType::U8).unwrap();
+        }
+        a.side.thread.synchronize(None).unwrap();
+        b.side.thread.synchronize(None).unwrap();
+        let mut found = vec![0; bytes];
+        dst.copy_to(&mut found).unwrap();
+        assert!(found == sent, "message {number} of {bytes} bytes");
+    }
+}
+
+/// Many are on the way at once; then they are taken, in order.
+#[test]
+fn messages_that_fit_do_not_wait_and_keep_their_order() {
+    let [a, b] = ends(64);
+    for round in 0..50 {
+        let count = 1 + round % 7;
+        for number in 0..count {
+            let bytes = content(round + number, 8 * number);
+            a.side
+                .thread
+                .send_blocking(&a.link, &bytes, DataType::U8, None, || ())
+                .unwrap();
+        }
+        for number in 0..count {
+            let mut found = vec![0; 8 * number];
+            b.side
+                .thread
+                .recv_blocking(&b.link, &mut found, DataType::U8, None, || ())
+                .unwrap();
+            assert_eq!(found, content(round + number, 8 * number));
+        }
+        // As large as the ring.
+        let whole = content(round, DATA as usize);
+        a.side
+            .thread
+            .send_blocking(&a.link, &whole, DataType::U8, None, || ())
+            .unwrap();
+        let mut found = vec![0; whole.len()];
+        b.side
+            .thread
+            .recv_blocking(&b.link, &mut found, DataType::U8, None, || ())
+            .unwrap();
+        assert!(found == whole, "round {round}");
+    }
+}
+
+#[test]
+fn two_os_threads_exchange_messages_of_all_sizes() {
+    let ends = ends(64);
+    std::thread::scope(|scope| {
+        for (me, end) in ends.into_iter().enumerate() {
+            scope.spawn(move || {
+                let thread = &end.side.thread;
+                for (number, bytes) in (0..100).flat_map(|_| sizes()).enumerate() {
+                    let mut found = vec![0; bytes];
+                    let sent = content(number, bytes);
+                    for turn in 0..2 {
+                        if turn == me {
+                            thread
+                                .send_blocking(&end.link, &sent, DataType::U8, None, || ())
+                                .unwrap();
+                        } else {
+                            thread
+                                .recv_blocking(&end.link, &mut found, DataType::U8, None, || ())
+                                .unwrap();
+                        }
+                    }
+                    assert!(found == sent, "message {number} of {bytes} bytes");
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn another_length_or_type_is_an_error_on_both_sides_and_touches_nothing() {
+    for (sent, received, dtype) in [
+        (8, 16, DataType::U8),
+        (16, 8, DataType::U8),
+        (2000, 16, DataType::U8),
+        (16, 2000, DataType::U8),
+        (16, 16, DataType::I32),
+        (0, 8, DataType::U8),
+    ] {
+        let [a, b] = ends(64);
+        let bytes = content(1, sent);
+        a.side
+            .thread
+            .send_blocking(&a.link, &bytes, DataType::U8, None, || ())
+            .unwrap();
+        let mut found = vec![9; received];
+        let error = b
+            .side
+            .thread
+            .recv_blocking(&b.link, &mut found, dtype, None, || ())
+            .unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
+        let told = a
+            .side
+            .thread
+            .send_blocking(&a.link, &bytes, DataType::U8, None, || ())
+            .unwrap_err();
+        assert_eq!(told.kind(), ErrorKind::Mismatch, "{told}");
+        for text in [error.to_string(), told.to_string()] {
+            assert!(text.contains(&format!("{sent} bytes of uint8")), "{text}");
+            assert!(
+                text.contains(&format!("{received} bytes of {dtype}")),
+                "{text}"
+            );
+        }
+        assert_eq!(found, vec![9; received]);
+    }
+}
+
+/// A peer that writes what it likes: an error or a wait, never a byte outside.
+#[test]
+fn a_hostile_peer_breaks_the_link_and_nothing_else() {
+    let first = 384;
+    for word in 0..=0xf_u64 {
+        for lengths in [
+            [0, 0],
+            [16, u64::MAX],
+            [16, 17],
+            [u64::MAX; 2],
+            [16, 0],
+            [16, 8],
+        ] {
+            let [a, b] = ends(64);
+            let evil = a.memory.sub(0..24).unwrap();
+            let header = 1 | word << 16 | 4095 << 20 | 4 << 32;
+            let words = [header, lengths[0], lengths[1]].map(u64::to_le_bytes);
+            evil.copy_from(words.as_flattened()).unwrap();
+            let target = a.side.remote.sub(first..first + 24).unwrap();
+            a.side
+                .thread
+                .write(&a.side.channel, &target, &evil)
+                .unwrap();
+            let timeout = Some(std::time::Duration::from_millis(1));
+            let mut found = [7; 16];
+            let error = b
+                .side
+                .thread
+                .recv_blocking(&b.link, &mut found, DataType::U8, timeout, || ())
+                .unwrap_err();
+            let kinds = [ErrorKind::LinkDown, ErrorKind::Mismatch, ErrorKind::Timeout];
+            assert!(kinds.contains(&error.kind()), "{word} {lengths:?}: {error}");
+        }
+    }
+}
+
+#[test]
+fn an_inbox_that_is_too_small_and_a_link_that_is_not_mapped_are_refused() {
+    let [a, _b] = pair(Link::Mapped, INBOX);
+    let small = a.part(0, INBOX - 64);
+    let error = MessageLink::new(&a.channel, &small, &a.remote, DATA, WAKE).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+    let [a, _b] = pair(Link::Inline, INBOX);
+    let error = MessageLink::new(&a.channel, &a.memory, &a.remote, DATA, WAKE).unwrap_err();
+    assert!(
+        [ErrorKind::Unsupported, ErrorKind::InvalidArgument].contains(&error.kind()),
+        "{error}"
+    );
+}
