@@ -145,7 +145,9 @@ impl<'a> Place<'a> {
     const fn reader(self) -> Hint {
         match self.owner {
             Owner::Import => Hint::HandOver,
-            Owner::Region(_) | Owner::Input(_) | Owner::Output(_) => Hint::Local,
+            Owner::Region(_) | Owner::Input(_) | Owner::Output(_) | Owner::Lent { .. } => {
+                Hint::Local
+            }
         }
     }
 

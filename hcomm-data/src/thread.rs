@@ -392,7 +392,7 @@ impl Thread {
     /// `OutOfBounds` for a length that is not a whole number of elements, `Mismatch` if the peer
     /// has refused a message, or the first cause if the thread is poisoned.
     pub fn send(&self, link: &MessageLink, src: &Slice, dtype: DataType) -> Result<()> {
-        check_elements(src.bytes(), dtype)?;
+        check_elements(src.bytes() as u64, dtype)?;
         let work = Work::Send {
             link,
             src: src.place(),
@@ -410,7 +410,7 @@ impl Thread {
     /// of another length or type, which leaves `dst` as it was, or the first cause if the thread is
     /// poisoned.
     pub fn recv(&self, link: &MessageLink, dst: &Slice, dtype: DataType) -> Result<()> {
-        check_elements(dst.bytes(), dtype)?;
+        check_elements(dst.bytes() as u64, dtype)?;
         let work = Work::Recv {
             link,
             dst: dst.place(),
@@ -435,7 +435,7 @@ impl Thread {
         timeout: Option<Duration>,
         before_wait: impl FnOnce() -> G,
     ) -> Result<()> {
-        check_elements(src.len(), dtype)?;
+        check_elements(src.len() as u64, dtype)?;
         let work = Work::Send {
             link,
             src: Place::of_lent(src),
@@ -468,7 +468,7 @@ impl Thread {
         timeout: Option<Duration>,
         before_wait: impl FnOnce() -> G,
     ) -> Result<()> {
-        check_elements(dst.len(), dtype)?;
+        check_elements(dst.len() as u64, dtype)?;
         let work = Work::Recv {
             link,
             dst: Place::of_lent_mut(dst),

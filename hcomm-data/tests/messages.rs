@@ -1,4 +1,5 @@
 //! Messages between two sides of one process, over a mapped link.
+#![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
 
 mod sides;
 

@@ -104,7 +104,7 @@ impl Side {
                     thread.fence(channel)?;
                 }
                 Work::ReadReduce if leads => {
-                    thread.read_reduce(channel, &b, &source, SUM.0, SUM.1)?;
+                    thread.read_reduce(channel, &b, &source, SUM.0, SUM.1, None)?;
                 }
                 Work::Copy if leads => thread.copy(&b, &a)?,
                 Work::Reduce if leads => thread.reduce(&c, &a, &b, SUM.0, SUM.1)?,

@@ -329,7 +329,7 @@ impl PerfArgs {
 
     /// Ranks to start.
     fn ranks(&self) -> u32 {
-        self.ranks.unwrap_or(self.op.usual_ranks())
+        self.ranks.unwrap_or_else(|| self.op.usual_ranks())
     }
 
     /// The cores of each of so many ranks that are started here.

@@ -170,6 +170,7 @@ impl<'a, 'b> Primitive<'a, 'b> {
             PerfOp::Read => vec![BatchOp::Read {
                 dst: places[0].clone(),
                 src: bench.peers_outbox.sub(0..size)?,
+                notify: None,
             }],
             PerfOp::WriteReduce => vec![BatchOp::WriteReduce {
                 dst: bench.peers_inbox.sub(0..size)?,
@@ -183,6 +184,7 @@ impl<'a, 'b> Primitive<'a, 'b> {
                 src: bench.peers_outbox.sub(0..size)?,
                 dtype,
                 redop,
+                notify: None,
             }],
             PerfOp::Notify => vec![BatchOp::Record { notify: DATA }],
             _ => (0..places.len() as u64)
@@ -263,7 +265,7 @@ impl<'a, 'b> Primitive<'a, 'b> {
                     src,
                     notify: Some(notify),
                 } => thread.write_with_notify(channel, dst, src, *notify)?,
-                BatchOp::Read { dst, src } => thread.read(channel, dst, src)?,
+                BatchOp::Read { dst, src, .. } => thread.read(channel, dst, src)?,
                 BatchOp::WriteReduce {
                     dst,
                     src,
@@ -276,7 +278,8 @@ impl<'a, 'b> Primitive<'a, 'b> {
                     src,
                     dtype,
                     redop,
-                } => thread.read_reduce(channel, dst, src, *dtype, *redop)?,
+                    notify,
+                } => thread.read_reduce(channel, dst, src, *dtype, *redop, *notify)?,
                 BatchOp::Record { notify } => thread.record(channel, *notify)?,
             }
         }
@@ -287,8 +290,7 @@ impl<'a, 'b> Primitive<'a, 'b> {
     fn receive(&mut self, notifies: u32) -> Result<()> {
         let (thread, channel) = (&self.bench.thread, &self.bench.link.channel);
         for place in self.places.iter().cycle().take(notifies as usize) {
-            thread.wait(channel, DATA)?;
-            thread.synchronize(None)?;
+            thread.wait_blocking(channel, DATA, None)?;
             if self.consumes {
                 self.consumed = self.consumed.wrapping_add(place.sum_u64());
             }
