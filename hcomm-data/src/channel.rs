@@ -7,8 +7,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use hcomm_transport::{Import, Lane, NotifyWord};
 use hcomm_types::{Error, ErrorKind, Result};
 
+use crate::copy::Hint;
 use crate::failure::Failure;
+use crate::hand_over::HandOver;
 use crate::memory;
+use crate::memory::Place;
 
 /// One end of a connection, with what its user has to count. A clone is the same end.
 ///
@@ -25,6 +28,7 @@ struct Inner {
     notifies: Box<[Notify]>,
     reads: Outgoing,
     writes: Outgoing,
+    hand_over: HandOver,
     records: AtomicU64,
 }
 
@@ -69,6 +73,7 @@ impl Channel {
             notifies,
             reads: outgoing(),
             writes: outgoing(),
+            hand_over: HandOver::default(),
             records: AtomicU64::new(0),
             transport,
         })))
@@ -147,6 +152,12 @@ impl Channel {
         self.notify(index).map_or(true, |notify| {
             notify.is_beyond(notify.taken.load(Ordering::Relaxed))
         })
+    }
+
+    /// How a write to `dst`, at the peer, is best made.
+    #[inline]
+    pub(crate) fn hint(&self, dst: Place<'_>) -> Hint {
+        self.0.hand_over.hint(dst)
     }
 
     /// Whether nothing that was posted is unfinished.

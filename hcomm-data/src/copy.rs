@@ -13,17 +13,16 @@ pub enum Hint {
     /// This core, probably: the result stays in its caches unless all that is touched together
     /// fills the last-level cache.
     Local,
-    /// A peer on another core. From 16 KiB on the result is stored past the caches: where the cores
-    /// share no cache, a line that is dirty in one costs the other several times what a line in
-    /// memory costs; where they share one, it is no loss from that size on, and below it is.
+    /// A core that shares no cache with this one. From 4 KiB on the result is stored past the caches:
+    /// a line that is dirty in one costs the other several times what a line in memory costs.
     HandOver,
 }
 
-/// From how many bytes on a hand-over goes past the caches. Measured with two cores of a Zen 4, put
-/// and copied out: with a shared L3 the plain stores win up to 16 KiB (8 KiB: 0.7 against 1.5 µs;
-/// 16 KiB: 1.8 against 2.0; 64 KiB: 9.4 against 6.1), without from 2 KiB on they lose (8 KiB: 3.8
-/// against 1.8 µs; 16 KiB: 6 against 2.4; 64 KiB: 34 against 6.1).
-const HAND_OVER_FROM: usize = 16 << 10;
+/// From how many bytes on a hand-over goes past the caches. Measured with two cores of a Zen 4 that
+/// share no cache, put and copied out, plain against past the caches: 4 KiB 2.3 and 1.2 µs, 8 KiB
+/// 3.8 and 1.8, 16 KiB 6 and 2.4, 64 KiB 34 and 6.1. With a shared L3: 8 KiB 0.7 and 1.5, 16 KiB 1.8
+/// and 2.0, 64 KiB 9.4 and 6.1.
+const HAND_OVER_FROM: usize = 4 << 10;
 
 /// Bytes that are copied in line.
 const SMALL: usize = 64;

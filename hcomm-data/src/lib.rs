@@ -104,6 +104,7 @@ mod copy;
 mod domain;
 mod driver;
 mod failure;
+mod hand_over;
 mod looks;
 #[allow(unsafe_code)]
 mod memory;

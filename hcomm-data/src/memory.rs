@@ -10,7 +10,8 @@
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::time::Instant;
 
 use hcomm_transport::{Capabilities, Descriptor, Device, Import, Region};
 use hcomm_types::{DataType, Error, ErrorKind, ReduceOp, Result};
@@ -140,17 +141,6 @@ impl<'a> Place<'a> {
             | Owner::Lent { writable: true } => Ok(self),
         }
     }
-
-    /// Who reads next what is written here.
-    const fn reader(self) -> Hint {
-        match self.owner {
-            Owner::Import => Hint::HandOver,
-            Owner::Region(_) | Owner::Input(_) | Owner::Output(_) | Owner::Lent { .. } => {
-                Hint::Local
-            }
-        }
-    }
-
     /// The region to name in a descriptor for `device`.
     fn region_for(self, device: &Device) -> Option<&'a Region> {
         match self.owner {
@@ -189,7 +179,7 @@ impl fmt::Debug for Place<'_> {
 
 /// Copies `src` to `dst`, which is as long; they may overlap. What goes to a peer's memory is handed
 /// over; see [`Hint`].
-pub(crate) fn copy(dst: Place<'_>, src: Place<'_>) -> Result<()> {
+pub(crate) fn copy(dst: Place<'_>, src: Place<'_>, hint: Hint) -> Result<()> {
     let dst = dst.writable()?;
     if dst.bytes != src.bytes {
         return Err(Error::new(
@@ -207,7 +197,7 @@ pub(crate) fn copy(dst: Place<'_>, src: Place<'_>) -> Result<()> {
         unsafe { std::ptr::copy(from, to, src.bytes) };
     } else {
         // SAFETY: both places exist, `dst` is writable, and they do not overlap.
-        unsafe { crate::copy::copy(to, from, src.bytes, dst.reader()) };
+        unsafe { crate::copy::copy(to, from, src.bytes, hint) };
     }
     Ok(())
 }
@@ -219,6 +209,7 @@ pub(crate) fn reduce(
     b: Place<'_>,
     dtype: DataType,
     redop: ReduceOp,
+    hint: Hint,
 ) -> Result<()> {
     let dst = dst.writable()?;
     if dst.bytes != a.bytes || dst.bytes != b.bytes || dst.bytes % dtype.size() != 0 {
@@ -249,10 +240,28 @@ pub(crate) fn reduce(
             dst.bytes / dtype.size(),
             dtype,
             redop,
-            dst.reader(),
+            hint,
         );
     }
     Ok(())
+}
+
+/// In ns, how long it takes to own the last line of a place, once it is here: to be the only core
+/// that has it, as before a store. Its bytes stay what they are. The place is not empty.
+pub(crate) fn time_to_own(place: Place<'_>) -> u64 {
+    // SAFETY: the last byte, of a place that exists. It is about to be written by this thread, and a
+    // peer that writes there meanwhile breaks the rules of the data plane, without effect here.
+    let byte = unsafe {
+        let last = place.bytes.saturating_sub(1);
+        AtomicU8::from_ptr(place.address.as_ptr().add(last))
+    };
+    let value = byte.load(Ordering::Acquire);
+    let began = Instant::now();
+    let clock = began.elapsed();
+    // Always takes the line, whatever it finds.
+    let _ = byte.compare_exchange(value, value, Ordering::AcqRel, Ordering::Relaxed);
+    let own = began.elapsed().saturating_sub(clock * 2);
+    u64::try_from(own.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// Bytes of ours into a place that is as long.

@@ -12,6 +12,7 @@ use hcomm_types::{DataType, Error, ErrorKind, ReduceOp};
 use smallvec::SmallVec;
 
 use crate::channel::Channel;
+use crate::copy::Hint;
 use crate::domain::Peers;
 use crate::failure::Failure;
 use crate::memory::{self, CHUNK, InFlight, Place, Transfer};
@@ -247,7 +248,7 @@ impl Runner {
                 if !self.in_flight.is_empty()? {
                     return self.wait_for(Reason::Completions);
                 }
-                memory::copy(dst, src)?;
+                memory::copy(dst, src, Hint::Local)?;
                 Ok(true)
             }
             Work::Reduce {
@@ -260,7 +261,7 @@ impl Runner {
                 if !self.in_flight.is_empty()? {
                     return self.wait_for(Reason::Completions);
                 }
-                memory::reduce(dst, a, b, dtype, redop)?;
+                memory::reduce(dst, a, b, dtype, redop, Hint::Local)?;
                 Ok(true)
             }
             Work::Fence { channel } => {
@@ -422,8 +423,10 @@ impl Runner {
             }
             if let Some(peer) = dst.mapped() {
                 match reduce {
-                    None => memory::copy(peer, src)?,
-                    Some((dtype, redop)) => memory::reduce(peer, peer, src, dtype, redop)?,
+                    None => memory::copy(peer, src, channel.hint(peer))?,
+                    Some((dtype, redop)) => {
+                        memory::reduce(peer, peer, src, dtype, redop, channel.hint(peer))?;
+                    }
                 }
             } else {
                 let joined = notify.filter(|_| joins_notify(channel, fingerprint));
@@ -491,7 +494,7 @@ impl Runner {
             if !self.in_flight.is_empty()? {
                 return self.wait_for(Reason::Completions);
             }
-            memory::copy(dst, peer)?;
+            memory::copy(dst, peer, Hint::Local)?;
             return Ok(true);
         }
         if self.at.posted == 0 && !self.in_flight.admits_read(dst)? {
@@ -517,7 +520,7 @@ impl Runner {
             if !self.in_flight.is_empty()? {
                 return self.wait_for(Reason::Completions);
             }
-            memory::reduce(dst, a, peer, dtype, redop)?;
+            memory::reduce(dst, a, peer, dtype, redop, Hint::Local)?;
             return Ok(true);
         }
         if !dst.is_at(a) && !self.at.prepared {
@@ -525,7 +528,7 @@ impl Runner {
             if !self.in_flight.is_empty()? {
                 return self.wait_for(Reason::Completions);
             }
-            memory::copy(dst, a)?;
+            memory::copy(dst, a, Hint::Local)?;
             self.at.prepared = true;
             self.moved = true;
         }

@@ -895,7 +895,7 @@ fn write(
     let Some(peer) = dst.remote().mapped() else {
         return Ok(false);
     };
-    memory::copy(peer, src.place())?;
+    memory::copy(peer, src.place(), channel.hint(peer))?;
     Ok(notify.is_none_or(|notify| channel.record(notify, [0; 2])))
 }
 
@@ -909,7 +909,7 @@ fn write_all(channel: &Channel, ops: &[BatchOp]) -> Result<bool, Failure> {
                 let Some(peer) = dst.remote().mapped() else {
                     return Ok(false);
                 };
-                memory::copy(peer, src.place())?;
+                memory::copy(peer, src.place(), channel.hint(peer))?;
                 *notify
             }
             BatchOp::Record { notify } => Some(*notify),
