@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use hcomm_ctrl::{Membership, Notifies};
-use hcomm_data::{At, Op, Program, ProgramLink, ProgramParts, SlotKind};
+use hcomm_data::{At, Op, PacketLines, Program, ProgramLink, ProgramParts, RemoteSlice, SlotKind};
 use hcomm_types::{Error, ErrorKind, Rank, Result};
 
 use crate::plan::{Buffer, Loc, Operation, RankPlan, Shape, Task};
@@ -23,6 +23,7 @@ pub(crate) fn bind(plan: &RankPlan, shape: &Shape, membership: &Membership) -> R
     let mut binder = Binder {
         membership,
         notifies,
+        has_packets: plan.has_packets(),
         links: Vec::new(),
         numbers: HashMap::new(),
     };
@@ -59,6 +60,7 @@ pub(crate) fn peers(plan: &RankPlan) -> Vec<Rank> {
 struct Binder<'a> {
     membership: &'a Membership,
     notifies: Notifies,
+    has_packets: bool,
     links: Vec<ProgramLink>,
     numbers: HashMap<Rank, u16>,
 }
@@ -127,6 +129,43 @@ impl Binder<'_> {
                 src: scratch(src)?,
                 count,
             },
+            Task::PacketWrite {
+                peer,
+                line,
+                src,
+                bytes,
+            } => Op::PacketWrite {
+                link: self.link(peer)?,
+                line,
+                src: at(src),
+                bytes,
+            },
+            Task::PacketRead {
+                peer,
+                dst,
+                line,
+                bytes,
+            } => Op::PacketRead {
+                link: self.link(peer)?,
+                dst: at(dst),
+                line,
+                bytes,
+            },
+            Task::PacketReduce {
+                peer,
+                dst,
+                a,
+                line,
+                count,
+                swapped,
+            } => Op::PacketReduce {
+                link: self.link(peer)?,
+                dst: at(dst),
+                a: at(a),
+                line,
+                count,
+                swapped,
+            },
             Task::Record { peer, notify } => Op::Record {
                 link: self.link(peer)?,
                 notify: self.notifies.outgoing(notify)?,
@@ -165,12 +204,33 @@ impl Binder<'_> {
             )
         })?;
         let link = self.membership.link(peer)?;
+        let packets = if self.has_packets {
+            Some(self.packets(peer, &link.buffer)?)
+        } else {
+            None
+        };
         self.links.push(ProgramLink {
             channel: link.channel,
             scratch: Some(link.buffer),
+            packets,
         });
         self.numbers.insert(peer, number);
         Ok(number)
+    }
+}
+
+impl Binder<'_> {
+    /// The packet lines between this rank and a peer.
+    fn packets(&self, peer: Rank, buffer: &RemoteSlice) -> Result<PacketLines> {
+        let (layout, me) = (self.membership.layout(), self.membership.rank());
+        let from_peer = layout.packets(peer);
+        Ok(PacketLines {
+            incoming: self
+                .membership
+                .buffer()
+                .sub(from_peer.start as usize..from_peer.end as usize)?,
+            outgoing: buffer.sub(layout.packets(me))?,
+        })
     }
 }
 

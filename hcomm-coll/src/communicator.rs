@@ -5,7 +5,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use hcomm_ctrl::Membership;
-use hcomm_data::{Buffers, MessageLink, Program, Slice, Thread};
+use hcomm_data::{Buffers, MessageLink, Program, Slice, Thread, Turn};
 use hcomm_types::{DataType, Element, Error, ErrorKind, Rank, ReduceOp, Result};
 
 use crate::algorithms::Params;
@@ -384,7 +384,12 @@ impl Communicator {
             scratch_bytes: self.layout().half_bytes(),
             slice_bytes: u64::MAX,
         };
-        Ok(self.planner.borrow().choose(shape, &params)?.name())
+        let packets = self.membership.maps_all();
+        Ok(self
+            .planner
+            .borrow()
+            .choose(shape, &params, packets)?
+            .name())
     }
 
     /// A shape for this communicator. `count` is in the operation's own counting, see [`Shape`].
@@ -456,10 +461,10 @@ impl Communicator {
         let Begun {
             workers,
             program,
-            base,
+            turn,
         } = &begun;
         self.main
-            .run_blocking(workers, program, buffers, *base, [0; 2], None)
+            .run_blocking(workers, program, buffers, *turn, [0; 2], None)
     }
 
     fn enqueue(
@@ -491,12 +496,12 @@ impl Communicator {
             let Some(Begun {
                 workers,
                 program,
-                base,
+                turn,
             }) = self.begin(shape, thread)?
             else {
                 return Ok(());
             };
-            thread.run_team(&workers, &program, input, output, base, [0; 2])
+            thread.run_team(&workers, &program, input, output, turn, [0; 2])
         };
         put().map_err(|error| self.tell(call, error))
     }
@@ -567,11 +572,11 @@ impl Communicator {
         }
         self.follow(thread)?;
         let workers = self.workers(bound.program.threads.len().saturating_sub(1))?;
-        let base = self.scratch_base(shape, bound.takes_half);
+        let turn = self.turn(shape, bound.takes_half);
         Ok(Some(Begun {
             workers,
             program: Arc::clone(&bound.program),
-            base,
+            turn,
         }))
     }
 
@@ -606,16 +611,20 @@ impl Communicator {
         })
     }
 
-    /// Where the operation's scratch memory begins in every rank's communicator buffer.
-    fn scratch_base(&self, shape: &Shape, takes_half: bool) -> u64 {
+    /// The operation's number, and where its scratch memory begins in every rank's communicator
+    /// buffer.
+    fn turn(&self, shape: &Shape, takes_half: bool) -> Turn {
         if let Operation::SendRecv { from, .. } = shape.operation {
-            return self.layout().inbox(from);
+            return self.layout().inbox(from).into();
         }
-        let turn = self.halves.get();
+        let before = self.halves.get();
         if takes_half {
-            self.halves.set(turn + 1);
+            self.halves.set(before + 1);
         }
-        self.layout().half(turn)
+        Turn {
+            scratch_base: self.layout().half(before),
+            sequence: before + 1,
+        }
     }
 
     fn workers(&self, count: usize) -> Result<Vec<Thread>> {
@@ -739,8 +748,7 @@ struct Begun {
     /// Threads for all parts of the program but the first.
     workers: Vec<Thread>,
     program: Arc<Program>,
-    /// Where its scratch memory begins.
-    base: u64,
+    turn: Turn,
 }
 
 fn separate<'a, T: Element>(input: &'a [T], output: &'a mut [T]) -> Buffers<'a> {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use hcomm_ctrl::Membership;
-use hcomm_data::Program;
+use hcomm_data::{PACKET_PAYLOAD_BYTES, Program};
 use hcomm_types::{Error, ErrorKind, Rank, Result};
 
 use crate::algorithms::{self, Algorithm, Params};
@@ -22,6 +22,13 @@ const SLICE_BYTES: u64 = 512 << 10;
 /// Up to here (input bytes times ranks) one step with more bytes beats two steps with fewer.
 /// To be replaced by the cost model.
 const ONE_SHOT_BYTES: u64 = 128 << 10;
+
+/// Up to here (bytes from one rank to another) packets beat writes with notifies, where the ranks
+/// map each other's memory.
+const PACKET_BYTES: u64 = 8 * PACKET_PAYLOAD_BYTES as u64;
+
+/// Up to so many ranks it is tried: who has more gains nothing from a cache line less.
+const PACKET_RANKS: u32 = 64;
 
 /// Plans with at most this many tasks are proven before they run in builds with debug assertions,
 /// so hardly a test runs a plan that is not; larger ones would hold up the tests.
@@ -80,30 +87,42 @@ impl Planner {
         Ok(())
     }
 
-    /// The algorithm for a shape.
+    /// The algorithm for a shape; `packets` says whether the ranks can send any.
     ///
     /// # Errors
-    /// `InvalidArgument` if the forced one cannot plan it.
-    pub(crate) fn choose(&self, shape: &Shape, params: &Params) -> Result<&'static dyn Algorithm> {
-        let name = self.forced.unwrap_or_else(|| rule(shape, params));
+    /// `InvalidArgument` if the forced one cannot plan it, `Unsupported` if it needs packets.
+    pub(crate) fn choose(
+        &self,
+        shape: &Shape,
+        params: &Params,
+        packets: bool,
+    ) -> Result<&'static dyn Algorithm> {
+        let name = self.forced.unwrap_or_else(|| rule(shape, params, packets));
         let algorithm = algorithms::by_name(name)
             .ok_or_else(|| Error::new(ErrorKind::Internal, format!("no algorithm `{name}`")))?;
+        if algorithm.has_packets() && !packets {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!("algorithm `{name}` needs ranks that all map each other's memory"),
+            )
+            .hint("take another algorithm, or use only transports that map memory"));
+        }
         if algorithm.supports(shape) {
             return Ok(algorithm);
         }
         // A wish for the collectives is no wish for barriers and point-to-point.
         match shape.operation {
             Operation::Barrier | Operation::SendRecv { .. } => {
-                algorithms::by_name(rule(shape, params)).ok_or_else(|| {
+                algorithms::by_name(rule(shape, params, packets)).ok_or_else(|| {
                     Error::new(
                         ErrorKind::Internal,
                         "the rule names an algorithm that is not there",
                     )
                 })
             }
-            operation => Err(Error::new(
+            _ => Err(Error::new(
                 ErrorKind::InvalidArgument,
-                format!("algorithm `{name}` cannot plan {operation}"),
+                format!("algorithm `{name}` cannot plan {shape}"),
             )),
         }
     }
@@ -174,7 +193,7 @@ impl Planner {
             scratch_bytes,
             slice_bytes: SLICE_BYTES,
         };
-        let algorithm = self.choose(shape, &params)?;
+        let algorithm = self.choose(shape, &params, membership.maps_all())?;
         let plan = algorithm
             .plan_rank(shape, &params, membership.rank())
             .map_err(|error| Error::new(ErrorKind::InvalidArgument, error.to_string()))?;
@@ -230,11 +249,13 @@ fn most_records(plan: &RankPlan) -> u64 {
 }
 
 /// The size rule.
-fn rule(shape: &Shape, params: &Params) -> &'static str {
+fn rule(shape: &Shape, params: &Params, packets: bool) -> &'static str {
     let ranks = u64::from(shape.ranks);
     let total = shape.count_bytes().saturating_mul(ranks);
+    let in_packets = packets && shape.ranks <= PACKET_RANKS && shape.count_bytes() <= PACKET_BYTES;
     match shape.operation {
         Operation::SendRecv { .. } => "pair",
+        _ if in_packets => "mesh_packet",
         Operation::Barrier => "mesh_one_shot",
         _ if total <= ONE_SHOT_BYTES.min(params.scratch_bytes / 2) => "mesh_one_shot",
         _ => "mesh_two_shot",

@@ -7,7 +7,7 @@
 )]
 
 use hcomm_coll::plan::{Credit, Loc, Operation, Plan, PlanFormat, RankPlan, Shape, Task};
-use hcomm_coll::verify::{Fault, Finding, verify, verify_all};
+use hcomm_coll::verify::{Fault, Finding, verify, verify_all, verify_sequence};
 use hcomm_types::{DataType, Rank, ReduceOp};
 
 const ZERO: Rank = Rank(0);
@@ -388,4 +388,147 @@ fn ranges_that_wrap_around_or_overlap() {
         *refuse(&plan(Operation::Barrier, &[&[&[huge]]])).fault,
         Fault::OutOfBounds { .. }
     ));
+}
+
+fn packet_write(peer: Rank, line: u32, bytes: u64) -> Task {
+    Task::PacketWrite {
+        peer,
+        line,
+        src: Loc::input(0),
+        bytes,
+    }
+}
+
+fn packet_read(peer: Rank, line: u32, bytes: u64) -> Task {
+    Task::PacketRead {
+        peer,
+        dst: Loc::output(0),
+        line,
+        bytes,
+    }
+}
+
+/// The root sends a packet; the other one answers with an empty one, if it is to.
+fn in_a_packet(answer: bool) -> Plan {
+    let mut root = vec![packet_write(ONE, 3, 16), OWN];
+    let mut other = vec![packet_read(ZERO, 3, 16)];
+    if answer {
+        root.push(packet_read(ONE, 0, 0));
+        other.push(Task::PacketWrite {
+            peer: ZERO,
+            line: 0,
+            src: Loc::output(0),
+            bytes: 0,
+        });
+    }
+    plan(FROM_ZERO, &[&[&root], &[&other]])
+}
+
+#[test]
+fn a_packet_orders_its_reader_after_its_writer() {
+    let proof = verify(&in_a_packet(true)).unwrap();
+    assert!(proof.synchronising && proof.quiescent);
+    assert_eq!((proof.notifies, proof.notify_capacity), (0, 0));
+    // What the writer knew, the reader knows: it may look into the writer's input.
+    let told = plan(
+        FROM_ZERO,
+        &[
+            &[&[OWN, packet_write(ONE, 0, 0), packet_read(ONE, 0, 0)]],
+            &[&[
+                packet_read(ZERO, 0, 0),
+                read(ZERO, Loc::output(0), Loc::input(0)),
+                Task::PacketWrite {
+                    peer: ZERO,
+                    line: 0,
+                    src: Loc::output(0),
+                    bytes: 0,
+                },
+            ]],
+        ],
+    );
+    verify(&told).unwrap();
+    let mut untold = told;
+    untold.ranks[1].threads[0].swap(0, 1);
+    assert!(matches!(
+        *refuse(&untold).fault,
+        Fault::BeforeBegin { owner: ZERO, .. }
+    ));
+}
+
+#[test]
+fn a_packet_does_not_say_that_writes_have_landed() {
+    let (there, input) = (Loc::scratch(0), Loc::input(0));
+    let mut early = plan(
+        FROM_ZERO,
+        &[
+            &[&[OWN, write(ONE, there, input, None), packet_write(ONE, 0, 0)]],
+            &[&[packet_read(ZERO, 0, 0), OUT]],
+        ],
+    );
+    assert!(matches!(*refuse(&early).fault, Fault::Race { .. }));
+    early.ranks[0].threads[0][2] = record(ONE, 0);
+    early.ranks[1].threads[0][0] = wait(ZERO, 0);
+    verify(&early).unwrap();
+}
+
+#[test]
+fn packets_that_do_not_fit_together() {
+    let damaged = |damage: &dyn Fn(&mut Plan)| {
+        let mut plan = in_a_packet(true);
+        damage(&mut plan);
+        *refuse(&plan).fault
+    };
+    let root = |plan: &mut Plan, task: Task| plan.ranks[0].threads[0][0] = task;
+    let unsent = damaged(&|plan| root(plan, packet_write(ONE, 4, 16)));
+    assert_eq!(unsent, Fault::PacketUnsent { writer: ZERO });
+    let untaken = damaged(&|plan| {
+        plan.ranks[1].threads[0].remove(0);
+    });
+    assert_eq!(untaken, Fault::PacketUntaken { reader: ONE });
+    let short = damaged(&|plan| root(plan, packet_write(ONE, 3, 8)));
+    assert!(matches!(
+        short,
+        Fault::PacketLength {
+            taken: 16,
+            sent: 8,
+            ..
+        }
+    ));
+    let twice = damaged(&|plan| plan.ranks[0].threads[0].push(packet_write(ONE, 3, 16)));
+    assert!(matches!(twice, Fault::LineTwice { line: 3, .. }));
+    let beyond = damaged(&|plan| root(plan, packet_write(ONE, 32, 16)));
+    assert!(matches!(beyond, Fault::PacketLines { line: 32, .. }));
+    let outside = damaged(&|plan| root(plan, packet_write(ONE, 3, 17)));
+    assert!(matches!(outside, Fault::OutOfBounds { .. }));
+    let stuck = damaged(&|plan| plan.ranks[0].threads[0].rotate_right(1));
+    assert!(matches!(stuck, Fault::Deadlock { .. }), "{stuck}");
+    let uncounted = damaged(&|plan| {
+        plan.shape.operation = Operation::SendRecv {
+            from: ZERO,
+            to: ONE,
+        };
+    });
+    assert_eq!(uncounted, Fault::PacketUncounted);
+}
+
+#[test]
+fn a_line_is_not_used_again_before_it_was_read() {
+    let answered = in_a_packet(true);
+    verify_sequence(&[&answered; 5]).unwrap();
+    // Without an answer the root may be two operations ahead.
+    let pushed = in_a_packet(false);
+    verify_sequence(&[&pushed, &pushed]).unwrap();
+    let finding = verify_sequence(&[&pushed, &pushed, &pushed]).unwrap_err();
+    assert!(
+        matches!(
+            *finding.fault,
+            Fault::LineInUse {
+                writer: ZERO,
+                reader: ONE,
+                line: 3,
+                ..
+            }
+        ),
+        "{finding}"
+    );
 }

@@ -107,6 +107,9 @@ fn small_plans() -> Vec<Plan> {
                 },
             ] {
                 for &count in counts {
+                    // Each line of a packet arrives by itself: one is enough for three ranks.
+                    let packets = ranks > 2 && algorithm.has_packets();
+                    let count = if packets { count.min(7) } else { count };
                     for in_place in [false, true] {
                         let shape = Shape {
                             operation,
@@ -346,7 +349,7 @@ fn mutate(plan: &mut Plan, random: &mut Random) -> Option<&'static str> {
             let pick = random.below(5);
             let length = length(&mut tasks[index])?;
             *length = match pick {
-                0 => *length - 1,
+                0 => length.wrapping_sub(1),
                 1 => *length + 1,
                 2 => *length / 2,
                 3 => *length * 2,
@@ -366,6 +369,9 @@ fn mutate(plan: &mut Plan, random: &mut Random) -> Option<&'static str> {
                 | Task::Read { peer, .. }
                 | Task::WriteReduce { peer, .. }
                 | Task::ReadReduce { peer, .. }
+                | Task::PacketWrite { peer, .. }
+                | Task::PacketRead { peer, .. }
+                | Task::PacketReduce { peer, .. }
                 | Task::Record { peer, .. }
                 | Task::Wait { peer, .. } => *peer = to,
                 _ => return None,
@@ -387,9 +393,12 @@ fn mutate(plan: &mut Plan, random: &mut Random) -> Option<&'static str> {
                 | Task::Wait { notify, .. }
                 | Task::ThreadRecord { notify, .. }
                 | Task::ThreadWait { notify } => *notify = to,
+                Task::PacketWrite { line, .. }
+                | Task::PacketRead { line, .. }
+                | Task::PacketReduce { line, .. } => *line = to * 15,
                 _ => return None,
             }
-            "redirect to another notify"
+            "redirect to another notify or line"
         }
         8 => {
             let task = tasks.remove(index);
@@ -412,9 +421,10 @@ fn mutate(plan: &mut Plan, random: &mut Random) -> Option<&'static str> {
                 Task::Write { notify, .. } | Task::WriteReduce { notify, .. } => {
                     *notify = if notify.is_some() { None } else { Some(0) };
                 }
+                Task::PacketReduce { swapped, .. } => *swapped = !*swapped,
                 _ => return None,
             }
-            "drop or add the notify of a write"
+            "drop or add the notify of a write, swap operands"
         }
         11..=14 => return drop_pair(plan, random),
         _ => {
@@ -426,14 +436,27 @@ fn mutate(plan: &mut Plan, random: &mut Random) -> Option<&'static str> {
     })
 }
 
-/// Takes a record away together with a wait for it, so that all notifies still come out even.
+/// What a pair of tasks had in common.
+#[derive(Clone, Copy)]
+enum Dropped {
+    Notify(u32),
+    Packet(u32),
+}
+
+/// Takes a record or a packet away together with a wait for it, so that all notifies still come out even.
 fn drop_pair(plan: &mut Plan, random: &mut Random) -> Option<&'static str> {
     let mut waits = Vec::new();
     for (rank, rank_plan) in (0..).map(Rank).zip(&plan.ranks) {
         for (thread, tasks) in rank_plan.threads.iter().enumerate() {
             for (index, task) in tasks.iter().enumerate() {
-                if let Task::Wait { peer, notify } = *task {
-                    waits.push((rank, thread, index, peer, notify));
+                match *task {
+                    Task::Wait { peer, notify } => {
+                        waits.push((rank, thread, index, peer, Dropped::Notify(notify)));
+                    }
+                    Task::PacketRead { peer, line, .. } | Task::PacketReduce { peer, line, .. } => {
+                        waits.push((rank, thread, index, peer, Dropped::Packet(line)));
+                    }
+                    _ => {}
                 }
             }
         }
@@ -441,13 +464,20 @@ fn drop_pair(plan: &mut Plan, random: &mut Random) -> Option<&'static str> {
     if waits.is_empty() {
         return None;
     }
-    let (rank, thread, index, peer, notify) = waits[random.below(waits.len())];
+    let (rank, thread, index, peer, dropped) = waits[random.below(waits.len())];
     plan.ranks[rank.index()].threads[thread].remove(index);
     let recorder = &mut plan.ranks.get_mut(peer.index())?.threads;
     let mut records: Vec<(usize, usize)> = Vec::new();
     for (thread, tasks) in recorder.iter().enumerate() {
         for (index, task) in tasks.iter().enumerate() {
-            if task.records() == Some((rank, notify)) {
+            let sends = match (*task, dropped) {
+                (Task::PacketWrite { peer, line, .. }, Dropped::Packet(wanted)) => {
+                    (peer, line) == (rank, wanted)
+                }
+                (_, Dropped::Notify(notify)) => task.records() == Some((rank, notify)),
+                _ => false,
+            };
+            if sends {
                 records.push((thread, index));
             }
         }
@@ -471,6 +501,9 @@ fn locations(task: &mut Task) -> Vec<&mut Loc> {
         | Task::Write { dst, src, .. }
         | Task::Read { dst, src, .. }
         | Task::WriteReduce { dst, src, .. } => vec![dst, src],
+        Task::PacketWrite { src, .. } => vec![src],
+        Task::PacketRead { dst, .. } => vec![dst],
+        Task::PacketReduce { dst, a, .. } => vec![dst, a],
         Task::Reduce { dst, a, b, .. } => vec![dst, a, b],
         Task::ReadReduce { dst, a, src, .. } => vec![dst, a, src],
         _ => Vec::new(),
@@ -479,12 +512,15 @@ fn locations(task: &mut Task) -> Vec<&mut Loc> {
 
 fn length(task: &mut Task) -> Option<&mut u64> {
     match task {
-        Task::Copy { bytes, .. } | Task::Write { bytes, .. } | Task::Read { bytes, .. } => {
-            Some(bytes)
-        }
+        Task::Copy { bytes, .. }
+        | Task::Write { bytes, .. }
+        | Task::Read { bytes, .. }
+        | Task::PacketWrite { bytes, .. }
+        | Task::PacketRead { bytes, .. } => Some(bytes),
         Task::Reduce { count, .. }
         | Task::WriteReduce { count, .. }
-        | Task::ReadReduce { count, .. } => Some(count),
+        | Task::ReadReduce { count, .. }
+        | Task::PacketReduce { count, .. } => Some(count),
         _ => None,
     }
 }

@@ -21,6 +21,8 @@ pub(crate) struct Facts {
     pub(crate) pid_namespace: Option<u64>,
     /// Cores that the process may use.
     pub(crate) cores: Cores,
+    /// The endpoint that the communicator buffer is allocated on, if that one maps memory.
+    pub(crate) mapping_endpoint: Option<u32>,
 }
 
 impl Facts {
@@ -107,8 +109,25 @@ impl Endpoints {
     /// The device that the communicator buffer and other memory is allocated on when nothing else
     /// is said: of those that allocate, the one that can map, with the smallest latency.
     pub(crate) fn memory_device(&self) -> Result<Device> {
-        let best = self
-            .infos
+        let number = self.memory_endpoint().ok_or_else(|| {
+            Error::new(
+                ErrorKind::Unsupported,
+                "no transport in use allocates memory",
+            )
+            .hint("see `hcomm transports` for what was refused and why")
+        })?;
+        self.device(number)
+    }
+
+    /// The endpoint of [`memory_device`](Self::memory_device), if it maps memory.
+    pub(crate) fn mapping_endpoint(&self) -> Option<u32> {
+        let number = self.memory_endpoint()?;
+        let maps = self.infos[number].capabilities.contains(Capabilities::MAP);
+        maps.then_some(number as u32)
+    }
+
+    fn memory_endpoint(&self) -> Option<usize> {
+        self.infos
             .iter()
             .enumerate()
             .filter(|(_, info)| info.capabilities.contains(Capabilities::ALLOCATE))
@@ -120,15 +139,7 @@ impl Endpoints {
                     info.latency_ns,
                 )
             })
-            .map(|(number, _)| number);
-        let number = best.ok_or_else(|| {
-            Error::new(
-                ErrorKind::Unsupported,
-                "no transport in use allocates memory",
-            )
-            .hint("see `hcomm transports` for what was refused and why")
-        })?;
-        self.device(number)
+            .map(|(number, _)| number)
     }
 
     /// The devices that are open.

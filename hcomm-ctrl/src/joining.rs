@@ -1,7 +1,7 @@
 //! From a rank alone to a member: the four steps of start-up as one machine.
 
 use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::task::Poll;
 
 use hcomm_data::{Domain, Engine, Slice, Thread};
@@ -274,6 +274,10 @@ impl Joining {
             )?,
             pid_namespace: pid_namespace(),
             cores: Cores::here(),
+            mapping_endpoint: self
+                .endpoints
+                .as_ref()
+                .and_then(Endpoints::mapping_endpoint),
         }
         .encode()?;
         Ok(member)
@@ -364,6 +368,7 @@ impl Joining {
             roster,
             rank,
         )));
+        let mapping = facts.iter().map(|facts| facts.mapping_endpoint).collect();
         let health = Arc::new(Health::new(
             rank,
             facts,
@@ -391,6 +396,8 @@ impl Joining {
             allowed: allowed(&self.settings)?,
             settings: self.settings.clone(),
             graph,
+            mapping,
+            maps_all: OnceLock::new(),
             endpoints,
             mesh,
             health,

@@ -1,7 +1,9 @@
 //! How a communicator's buffer and a channel's notifies are divided. The same on all ranks.
 
+use std::ops::Range;
+
 use hcomm_data::MessageLink;
-use hcomm_types::{Error, ErrorKind, Rank, Result};
+use hcomm_types::{Error, ErrorKind, MAX_PACKET_LINES, Rank, Result};
 
 /// Smallest buffer a communicator works with, in bytes.
 pub const MIN_BUFFER_BYTES: u64 = 64 << 10;
@@ -12,13 +14,17 @@ const PAGE: u64 = 4096;
 /// and receiver work on different lines, and little enough for many ranks.
 const MOST_INBOX_BYTES: u64 = 256 << 10;
 
+/// Packet lines for what one rank sends: two sets, used in turn.
+const PACKETS: u64 = 2 * MAX_PACKET_LINES as u64 * LINE;
+
 /// Places in the communicator buffer of every rank:
 ///
 /// ```text
-/// | probe slots, two lines a rank | half 0 | half 1 | inboxes, one a rank |
+/// | probe slots, two lines a rank | packet lines, two sets a rank | half 0 | half 1 | inboxes, one a rank |
 /// ```
 ///
-/// Collectives use the two halves in turn. An inbox holds what one other rank sends point to
+/// Packet lines hold what each other rank sends in packets, and never anything else. Collectives
+/// use the two halves in turn. An inbox holds what one other rank sends point to
 /// point. A probe slot is where the peer writes at the end of a channel handshake; the line
 /// after it is where this rank keeps what it writes there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,7 +73,7 @@ impl Layout {
     /// Where the half of the `turn`-th operation begins.
     #[must_use]
     pub const fn half(&self, turn: u64) -> u64 {
-        self.probes() + turn % 2 * self.half_bytes
+        self.halves() + turn % 2 * self.half_bytes
     }
 
     /// Bytes of the longest message that fits in an inbox.
@@ -100,12 +106,23 @@ impl Layout {
         self.probe(to) + LINE
     }
 
+    /// The packet lines for what a rank sends.
+    #[must_use]
+    pub const fn packets(&self, from: Rank) -> Range<u64> {
+        let start = self.probes() + from.0 as u64 * PACKETS;
+        start..start + PACKETS
+    }
+
+    const fn halves(&self) -> u64 {
+        self.probes() + (self.size * PACKETS).next_multiple_of(PAGE)
+    }
+
     const fn probes(&self) -> u64 {
         (self.size * 2 * LINE).next_multiple_of(PAGE)
     }
 
     const fn inboxes(&self) -> u64 {
-        self.probes() + 2 * self.half_bytes
+        self.halves() + 2 * self.half_bytes
     }
 }
 
@@ -176,7 +193,9 @@ mod tests {
         for size in [1, 2, 3, 8, 64, 500] {
             let layout = Layout::new(size, 8 << 20).unwrap();
             let last = Rank(size - 1);
-            assert!(layout.probe_source(last) + LINE <= layout.half(0));
+            assert!(layout.probe_source(last) + LINE <= layout.packets(Rank(0)).start);
+            assert_eq!(layout.packets(Rank(0)).start % LINE, 0);
+            assert!(layout.packets(last).end <= layout.half(0));
             assert_eq!(layout.half(0) + layout.half_bytes(), layout.half(1));
             assert_eq!(layout.half(2), layout.half(0));
             assert_eq!(layout.half(1) + layout.half_bytes(), layout.inbox(Rank(0)));

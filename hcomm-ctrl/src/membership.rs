@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -42,6 +42,9 @@ pub(crate) struct Shared {
     pub(crate) rank: Rank,
     pub(crate) settings: Settings,
     pub(crate) graph: RankGraph,
+    /// Of each rank, the endpoint that its buffer is allocated on, if that one maps memory.
+    pub(crate) mapping: Box<[Option<u32>]>,
+    pub(crate) maps_all: OnceLock<bool>,
     pub(crate) allowed: Allowed,
     pub(crate) endpoints: Endpoints,
     pub(crate) mesh: Arc<Mutex<Mesh>>,
@@ -253,6 +256,14 @@ impl Membership {
     #[must_use]
     pub fn layout(&self) -> &Layout {
         &self.shared.home.layout
+    }
+
+    /// Whether every rank maps the communicator buffer of every other one. The same answer on all
+    /// ranks, from what they told each other at start-up.
+    #[doc(hidden)] // for the layer above
+    #[must_use]
+    pub fn maps_all(&self) -> bool {
+        *self.shared.maps_all.get_or_init(|| self.shared.maps_all())
     }
 
     /// Links of the channels made so far, in words: protocol and transport.
@@ -491,6 +502,23 @@ impl Shared {
     }
 
     /// All memory as the device of a link knows it.
+    fn maps_all(&self) -> bool {
+        let maps = |rank: usize, endpoint: u32| self.mapping[rank] == Some(endpoint);
+        let all = 0..self.graph.size() as usize;
+        all.clone().all(|from| self.mapping[from].is_some())
+            && all.clone().all(|from| {
+                (from + 1..all.end).all(|to| {
+                    let [a, b] = [from, to].map(Rank::from_index);
+                    self.graph.choose(a, b, &self.allowed).is_ok_and(|choice| {
+                        let link = choice.link;
+                        maps(from, link.from_endpoint) && maps(to, link.to_endpoint)
+                    })
+                })
+            })
+    }
+
+    /// All memory as the device of a link knows it: what another device has allocated is
+    /// registered with this one, too.
     fn memories_on(&self, device: &Device) -> Result<Vec<(String, Region)>> {
         lock(&self.memories)
             .iter_mut()

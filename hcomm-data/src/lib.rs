@@ -111,6 +111,8 @@ mod memory;
 mod message;
 #[allow(unsafe_code)]
 mod owned;
+#[allow(unsafe_code)]
+mod packet;
 mod program;
 mod queue;
 #[allow(unsafe_code)]
@@ -125,7 +127,8 @@ pub use copy::{Hint, copy};
 pub use domain::{Domain, Peers};
 pub use memory::Buffers;
 pub use message::MessageLink;
-pub use program::{At, Op, Program, ProgramLink, ProgramParts, SlotKind};
+pub use packet::{PACKET_LINE_BYTES, PACKET_PAYLOAD_BYTES, PacketLines, packet_lines};
+pub use program::{At, Op, Program, ProgramLink, ProgramParts, SlotKind, Turn};
 pub use reduce::{reduce, reduce_kernel, vector_level};
 pub use slice::{Memory, RemoteSlice, Slice};
 pub use thread::{Engine, Thread};

@@ -124,11 +124,18 @@ impl<'a> Place<'a> {
         self.address == other.address
     }
 
+    /// Whether the two have a byte in common.
+    pub(crate) fn overlaps(self, other: Self) -> bool {
+        let ((start, end), (other_start, other_end)) = (self.range(), other.range());
+        start < other_end && other_start < end
+    }
+
     fn range(self) -> (usize, usize) {
         let start = self.address.as_ptr() as usize;
         (start, start + self.bytes)
     }
 
+    /// Refuses what tasks may only read.
     pub(crate) fn writable(self) -> Result<Self> {
         match self.owner {
             Owner::Input(_) | Owner::Lent { writable: false } => Err(Error::new(

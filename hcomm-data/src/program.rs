@@ -8,6 +8,7 @@ use hcomm_types::{DataType, Error, ErrorKind, ReduceOp, Result};
 
 use crate::channel::Channel;
 use crate::memory::Place;
+use crate::packet::{PacketLines, packet_lines};
 use crate::slice::{RemoteSlice, Slice};
 
 /// What a program is made of.
@@ -39,6 +40,28 @@ pub struct ProgramLink {
     /// The peer's scratch memory. Offsets in it count from its begin plus the scratch base of a
     /// run, which both sides choose alike.
     pub scratch: Option<RemoteSlice>,
+    /// Where packets of this link travel, if it carries any.
+    pub packets: Option<PacketLines>,
+}
+
+/// What sets one run of a program apart from others. Both sides of each link choose it alike.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Turn {
+    /// Where scratch memory begins, in bytes, on all sides.
+    pub scratch_base: u64,
+    /// Number of the run, if the program has packets: from one on, and one more for each run over
+    /// the same packet lines.
+    pub sequence: u64,
+}
+
+impl From<u64> for Turn {
+    /// A run without packets.
+    fn from(scratch_base: u64) -> Self {
+        Self {
+            scratch_base,
+            sequence: 0,
+        }
+    }
 }
 
 /// Buffers of a program.
@@ -134,6 +157,45 @@ pub enum Op {
         /// Elements.
         count: u64,
     },
+    /// Sends a packet: payload and flag in one line, or in several. Its arrival says that what this
+    /// side has done before is done; where the peer's memory was written before, only a record
+    /// says that.
+    PacketWrite {
+        /// The link.
+        link: u16,
+        /// First of the peer's lines for packets of this side.
+        line: u32,
+        /// Payload.
+        src: At,
+        /// Its bytes; may be none.
+        bytes: u64,
+    },
+    /// Waits for a packet of the peer and takes its payload: `dst = packet`.
+    PacketRead {
+        /// The link.
+        link: u16,
+        /// Destination.
+        dst: At,
+        /// First of this side's lines for packets of the peer.
+        line: u32,
+        /// Bytes, as many as were sent.
+        bytes: u64,
+    },
+    /// Waits for a packet of the peer and combines it: `dst = a op packet`.
+    PacketReduce {
+        /// The link.
+        link: u16,
+        /// Destination.
+        dst: At,
+        /// Operand here.
+        a: At,
+        /// First of this side's lines for packets of the peer.
+        line: u32,
+        /// Elements, as many as were sent.
+        count: u64,
+        /// The packet is the first operand: `dst = packet op a`.
+        swapped: bool,
+    },
     /// Records a notify at the peer.
     Record {
         /// The link.
@@ -175,6 +237,7 @@ pub struct Program {
     thread_notifies: Vec<u32>,
     /// Whether some thread records at another.
     has_thread_records: bool,
+    has_packets: bool,
     /// Devices that are given descriptors with a local side in input or output, and that must
     /// know the memory.
     demanding: Vec<Device>,
@@ -207,12 +270,19 @@ impl Program {
                     format!("scratch memory of link {index} was imported through another channel"),
                 ));
             }
+            if let Some(packets) = &link.packets {
+                packets.check(&link.channel).map_err(|error| {
+                    let what = format!("link {index}: {}", error.detail());
+                    Error::new(error.kind(), what)
+                })?;
+            }
         }
         let mut check = Check {
             parts: &parts,
             remote_bytes: vec![0; parts.links.len()],
             thread_notifies: vec![0; parts.threads.len()],
             has_thread_records: false,
+            has_packets: false,
             demanding: Vec::new(),
         };
         let mut first_records = Vec::with_capacity(parts.threads.len());
@@ -237,6 +307,7 @@ impl Program {
             remote_bytes,
             thread_notifies,
             has_thread_records,
+            has_packets,
             demanding,
             ..
         } = check;
@@ -245,6 +316,7 @@ impl Program {
             first_records,
             thread_notifies,
             has_thread_records,
+            has_packets,
             demanding,
             parts,
         })
@@ -270,8 +342,18 @@ impl Program {
         part: usize,
         input: usize,
         output: usize,
-        scratch_base: u64,
+        turn: Turn,
     ) -> Result<()> {
+        let Turn {
+            scratch_base,
+            sequence,
+        } = turn;
+        if self.has_packets && sequence == 0 {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                "a program with packets needs the number of the run, from one on",
+            ));
+        }
         if part >= self.threads.len() {
             return Err(Error::new(
                 ErrorKind::InvalidArgument,
@@ -362,6 +444,9 @@ impl Op {
             | Self::WriteReduce { link, .. }
             | Self::ReadReduce { link, .. }
             | Self::Record { link, .. }
+            | Self::PacketWrite { link, .. }
+            | Self::PacketRead { link, .. }
+            | Self::PacketReduce { link, .. }
             | Self::Wait { link, .. } => Some(link),
             Self::Copy { .. }
             | Self::Reduce { .. }
@@ -395,6 +480,7 @@ struct Check<'a> {
     remote_bytes: Vec<u64>,
     thread_notifies: Vec<u32>,
     has_thread_records: bool,
+    has_packets: bool,
     demanding: Vec<Device>,
 }
 
@@ -457,6 +543,38 @@ impl Check<'_> {
                 self.place(a, bytes)?;
                 whole_overlap(dst, a, bytes)?;
                 self.remote(link, src, bytes, dst, Capabilities::READ_REDUCE)
+            }
+            Op::PacketWrite {
+                link,
+                line,
+                src,
+                bytes,
+            } => {
+                self.place(src, bytes)?;
+                self.packet(link, line, bytes)
+            }
+            Op::PacketRead {
+                link,
+                dst,
+                line,
+                bytes,
+            } => {
+                self.written(dst, bytes)?;
+                self.packet(link, line, bytes)
+            }
+            Op::PacketReduce {
+                link,
+                dst,
+                a,
+                line,
+                count,
+                swapped: _,
+            } => {
+                let bytes = self.bytes(count)?;
+                self.written(dst, bytes)?;
+                self.place(a, bytes)?;
+                whole_overlap(dst, a, bytes)?;
+                self.packet(link, line, bytes)
             }
             Op::Record { link, notify } => self.record(link, Some(notify)),
             Op::Wait { link, notify } => self.link(link)?.channel.check_wait(notify),
@@ -522,7 +640,9 @@ impl Check<'_> {
         local: At,
         ability: Capabilities,
     ) -> Result<()> {
-        let ProgramLink { channel, scratch } = self.link(link)?;
+        let ProgramLink {
+            channel, scratch, ..
+        } = self.link(link)?;
         let end = offset.checked_add(bytes);
         let (Some(end), Some(scratch)) = (
             end.filter(|&end| scratch.as_ref().is_some_and(|s| end <= s.bytes())),
@@ -555,6 +675,24 @@ impl Check<'_> {
         }
         let most = &mut self.remote_bytes[usize::from(link)];
         *most = end.max(*most);
+        Ok(())
+    }
+
+    fn packet(&mut self, link: u16, line: u32, bytes: u64) -> Result<()> {
+        let Some(packets) = &self.link(link)?.packets else {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!("link {link} carries no packets"),
+            ));
+        };
+        let (lines, count) = (packet_lines(bytes), packets.count());
+        if u64::from(line) + lines > count {
+            return Err(Error::new(
+                ErrorKind::OutOfBounds,
+                format!("{lines} lines from line {line} on; link {link} has {count} for packets"),
+            ));
+        }
+        self.has_packets = true;
         Ok(())
     }
 

@@ -17,6 +17,7 @@ use crate::domain::Peers;
 use crate::failure::Failure;
 use crate::memory::{self, CHUNK, InFlight, Place, Transfer};
 use crate::message::Step;
+use crate::packet::{self, Incoming, Missing};
 use crate::queue::Queue;
 use crate::slice::Remote;
 use crate::work::{Run, Work};
@@ -35,6 +36,8 @@ pub(crate) struct Runner {
     index: usize,
     /// Why the task at the head does not go on.
     reason: Option<Reason>,
+    /// The packet that it waited for last.
+    missing: Option<Missing>,
     /// Whether something was done since this was last asked.
     moved: bool,
 }
@@ -46,7 +49,7 @@ struct Progress {
     prepared: bool,
     /// Whether its bytes are on their way and its notify is left.
     sent: bool,
-    /// Bytes posted.
+    /// Bytes posted, or taken out of a packet.
     posted: u64,
 }
 
@@ -61,6 +64,8 @@ impl Progress {
 pub(crate) enum Reason {
     /// For a record of the peer.
     Notify(u32),
+    /// For a packet of the peer.
+    Packet,
     /// For a record of another thread.
     ThreadNotify(u32),
     /// For the completion of what was posted.
@@ -79,13 +84,14 @@ impl Reason {
     pub(crate) const fn concerns_channel(self) -> bool {
         matches!(
             self,
-            Self::Notify(_) | Self::Room | Self::Flush | Self::Send | Self::Recv
+            Self::Notify(_) | Self::Packet | Self::Room | Self::Flush | Self::Send | Self::Recv
         )
     }
 
     pub(crate) fn describe(self) -> String {
         match self {
             Self::Notify(notify) => format!("notify {notify} of the peer"),
+            Self::Packet => "a packet of the peer".to_owned(),
             Self::ThreadNotify(notify) => format!("notify {notify} of another thread"),
             Self::Completions => "the completion of posted transfers".to_owned(),
             Self::Room => "room in the send queue of the link".to_owned(),
@@ -109,6 +115,7 @@ impl Runner {
             at: Progress::default(),
             index: 0,
             reason: None,
+            missing: None,
             moved: false,
         }
     }
@@ -144,6 +151,7 @@ impl Runner {
             (None | Some(Reason::Room), _) => false,
             // A wait for what is not there ends in an error: worth a step.
             (Some(Reason::Notify(notify)), Some(channel)) => channel.has_arrived(notify),
+            (Some(Reason::Packet), _) => self.missing.as_ref().is_none_or(Missing::arrived),
             (Some(Reason::ThreadNotify(notify)), _) => {
                 let notify = notify as usize;
                 own.get(notify)
@@ -215,6 +223,34 @@ impl Runner {
                 let read = |this: &mut Self| this.read_reduce(channel, dst, a, src, (dtype, redop));
                 self.fetch(channel, notify, read)
             }
+            Work::PacketWrite {
+                channel,
+                lines,
+                src,
+                sequence,
+            } => {
+                // It says that what was done before is done, as a record does.
+                if !self.in_flight.is_empty()? {
+                    return self.wait_for(Reason::Completions);
+                }
+                packet::write(lines, src, sequence)?;
+                channel.transport().ring_peer();
+                Ok(true)
+            }
+            Work::PacketRead { dst, packet, .. } => {
+                self.take_packet(&packet, |done| packet::read(dst, &packet, done))
+            }
+            Work::PacketReduce {
+                dst,
+                a,
+                packet,
+                dtype,
+                redop,
+                swapped,
+                ..
+            } => self.take_packet(&packet, |done| {
+                packet::reduce(dst, a, &packet, (dtype, redop, swapped), done)
+            }),
             Work::Record {
                 channel,
                 notify,
@@ -543,6 +579,33 @@ impl Runner {
                 redop,
             })
         })
+    }
+
+    fn take_packet(
+        &mut self,
+        packet: &Incoming<'_>,
+        take: impl FnOnce(&mut usize) -> Result<bool, Error>,
+    ) -> Done {
+        if !self.in_flight.is_empty()? {
+            return self.wait_for(Reason::Completions);
+        }
+        let before = self.at.posted as usize;
+        let mut done = before;
+        let all = take(&mut done)?;
+        self.at.posted = done as u64;
+        self.moved |= done > before;
+        if all {
+            return Ok(true);
+        }
+        // Looked at in every round of a spin: left where it is if it is the same.
+        if !self
+            .missing
+            .as_ref()
+            .is_some_and(|known| known.is(packet, done))
+        {
+            self.missing = Some(packet.missing(done));
+        }
+        self.wait_for(Reason::Packet)
     }
 
     fn record(&mut self, channel: &Channel, notify: u32, fingerprint: [u64; 2]) -> Done {

@@ -14,7 +14,7 @@ use crate::driver::{self, TimedOut, Wait};
 use crate::failure::Failure;
 use crate::memory::{self, Buffers, Loan, Place};
 use crate::message::MessageLink;
-use crate::program::Program;
+use crate::program::{Program, Turn};
 use crate::queue::Queue;
 use crate::runner::no_thread_notify;
 use crate::slice::{Memory, RemoteSlice, Slice};
@@ -509,7 +509,8 @@ impl Thread {
 
     /// Runs one thread of a program on this one, asynchronously. Input and output are held until
     /// it is done. The first task that records on a link carries the fingerprint, unless it is
-    /// zero. Memory of the peers' scratch is reached at `scratch_base` and on.
+    /// zero. Memory of the peers' scratch is reached from the scratch base of the `turn` on
+    /// (a number is a turn, too: that of a program without packets).
     ///
     /// # Errors
     /// `OutOfBounds` for buffers that are too small, `InvalidArgument` if there is no such part or
@@ -520,7 +521,7 @@ impl Thread {
         part: usize,
         input: Slice,
         output: Slice,
-        scratch_base: u64,
+        turn: impl Into<Turn>,
         fingerprint: [u64; 2],
     ) -> Result<()> {
         if program.has_thread_records() {
@@ -530,13 +531,14 @@ impl Thread {
             )
             .hint("start all its parts with `run_team`"));
         }
-        check_slices(program, part, &input, &output, scratch_base)?;
+        let turn = turn.into();
+        check_slices(program, part, &input, &output, turn)?;
         self.check_notifies(program, part)?;
         let run = Run {
             program: Arc::clone(program),
             part,
             buffers: RunBuffers::Slices { input, output },
-            scratch_base,
+            turn,
             fingerprint,
             team: None,
         };
@@ -556,16 +558,15 @@ impl Thread {
         program: &Arc<Program>,
         input: &Slice,
         output: &Slice,
-        scratch_base: u64,
+        turn: impl Into<Turn>,
         fingerprint: [u64; 2],
     ) -> Result<()> {
         let others = self.team_of(others, program)?;
-        check_slices(program, 0, input, output, scratch_base)?;
-        self.start(others, program, scratch_base, fingerprint, || {
-            RunBuffers::Slices {
-                input: input.clone(),
-                output: output.clone(),
-            }
+        let turn = turn.into();
+        check_slices(program, 0, input, output, turn)?;
+        self.start(others, program, turn, fingerprint, || RunBuffers::Slices {
+            input: input.clone(),
+            output: output.clone(),
         })?;
         driver::drive_queues();
         Ok(())
@@ -589,17 +590,18 @@ impl Thread {
         others: &[Self],
         program: &Arc<Program>,
         buffers: Buffers<'_>,
-        scratch_base: u64,
+        turn: impl Into<Turn>,
         fingerprint: [u64; 2],
         timeout: Option<Duration>,
     ) -> Result<()> {
         let others = self.team_of(others, program)?;
         let (input, output) = buffers.lengths();
-        program.check_run(0, input, output, scratch_base)?;
+        let turn = turn.into();
+        program.check_run(0, input, output, turn)?;
         program.check_lent()?;
         self.lend(others, buffers, timeout, |loan| {
             let lend = || RunBuffers::Lent(Arc::clone(loan));
-            self.start(others, program, scratch_base, fingerprint, lend)
+            self.start(others, program, turn, fingerprint, lend)
         })
     }
 
@@ -844,7 +846,7 @@ impl Thread {
         &self,
         others: &[Self],
         program: &Arc<Program>,
-        scratch_base: u64,
+        turn: Turn,
         fingerprint: [u64; 2],
         buffers: impl Fn() -> RunBuffers,
     ) -> Result<()> {
@@ -861,7 +863,7 @@ impl Thread {
                 program: Arc::clone(program),
                 part,
                 buffers: buffers(),
-                scratch_base,
+                turn,
                 fingerprint,
                 team: team.clone(),
             };
@@ -947,9 +949,9 @@ fn check_slices(
     part: usize,
     input: &Slice,
     output: &Slice,
-    scratch_base: u64,
+    turn: Turn,
 ) -> Result<()> {
-    program.check_run(part, input.bytes(), output.bytes(), scratch_base)?;
+    program.check_run(part, input.bytes(), output.bytes(), turn)?;
     program.check_known(input.place())?;
     program.check_known(output.place())
 }

@@ -7,7 +7,8 @@ use hcomm_types::{DataType, Error, ErrorKind, ReduceOp, Result};
 use crate::channel::Channel;
 use crate::memory::{Loan, Place};
 use crate::message::MessageLink;
-use crate::program::{At, Op, Program, SlotKind};
+use crate::packet::{Incoming, Packet, PacketLines, packet_lines};
+use crate::program::{At, Op, Program, SlotKind, Turn};
 use crate::queue::Queue;
 use crate::slice::{KeptMemory, Remote, RemoteSlice, Slice};
 
@@ -44,6 +45,26 @@ pub(crate) enum Work<'a> {
         dtype: DataType,
         redop: ReduceOp,
         notify: Option<u32>,
+    },
+    PacketWrite {
+        channel: &'a Channel,
+        lines: Place<'a>,
+        src: Place<'a>,
+        sequence: u64,
+    },
+    PacketRead {
+        channel: &'a Channel,
+        dst: Place<'a>,
+        packet: Incoming<'a>,
+    },
+    PacketReduce {
+        channel: &'a Channel,
+        dst: Place<'a>,
+        a: Place<'a>,
+        packet: Incoming<'a>,
+        dtype: DataType,
+        redop: ReduceOp,
+        swapped: bool,
     },
     Record {
         channel: &'a Channel,
@@ -96,6 +117,9 @@ impl<'a> Work<'a> {
             | Self::Read { channel, .. }
             | Self::WriteReduce { channel, .. }
             | Self::ReadReduce { channel, .. }
+            | Self::PacketWrite { channel, .. }
+            | Self::PacketRead { channel, .. }
+            | Self::PacketReduce { channel, .. }
             | Self::Record { channel, .. }
             | Self::Wait { channel, .. }
             | Self::Fence { channel } => Some(channel),
@@ -117,6 +141,9 @@ impl<'a> Work<'a> {
             Self::Read { .. } => "read_with_notify",
             Self::WriteReduce { .. } => "write_reduce",
             Self::ReadReduce { .. } => "read_reduce",
+            Self::PacketWrite { .. } => "packet_write",
+            Self::PacketRead { .. } => "packet_read",
+            Self::PacketReduce { .. } => "packet_reduce",
             Self::Record { .. } => "record",
             Self::Wait { .. } => "wait",
             Self::RecordThread { .. } => "record_thread",
@@ -370,7 +397,7 @@ pub(crate) struct Run {
     pub(crate) program: Arc<Program>,
     pub(crate) part: usize,
     pub(crate) buffers: RunBuffers,
-    pub(crate) scratch_base: u64,
+    pub(crate) turn: Turn,
     pub(crate) fingerprint: [u64; 2],
     /// The queues of all parts, where the program records from thread to thread. Weak: a queue
     /// keeps the team of its last run.
@@ -465,6 +492,45 @@ impl Run {
                 redop,
                 notify: None,
             },
+            Op::PacketWrite {
+                link,
+                line,
+                src,
+                bytes,
+            } => Work::PacketWrite {
+                channel: channel(link),
+                lines: self.packets(link)?.outgoing(self.packet(line, bytes))?,
+                src: self.place(src, bytes)?,
+                sequence: self.turn.sequence,
+            },
+            Op::PacketRead {
+                link,
+                dst,
+                line,
+                bytes,
+            } => Work::PacketRead {
+                channel: channel(link),
+                dst: self.place(dst, bytes)?,
+                packet: self.packets(link)?.incoming(self.packet(line, bytes)),
+            },
+            Op::PacketReduce {
+                link,
+                dst,
+                a,
+                line,
+                count,
+                swapped,
+            } => Work::PacketReduce {
+                channel: channel(link),
+                dst: self.place(dst, count * size)?,
+                a: self.place(a, count * size)?,
+                packet: self
+                    .packets(link)?
+                    .incoming(self.packet(line, count * size)),
+                dtype,
+                redop,
+                swapped,
+            },
             Op::Record { link, notify } => Work::Record {
                 channel: channel(link),
                 notify,
@@ -525,6 +591,26 @@ impl Run {
         }
     }
 
+    fn packets(&self, link: u16) -> Result<&PacketLines> {
+        self.program.links[usize::from(link)]
+            .packets
+            .as_ref()
+            .ok_or_else(|| {
+                Error::new(
+                    ErrorKind::Internal,
+                    "a task uses packets and its program has no lines for them",
+                )
+            })
+    }
+
+    fn packet(&self, line: u32, bytes: u64) -> Packet {
+        Packet {
+            sequence: self.turn.sequence,
+            line: u64::from(line),
+            lines: packet_lines(bytes),
+        }
+    }
+
     fn remote(&self, link: u16, offset: u64, bytes: u64) -> Result<Remote<'_>> {
         self.program.links[usize::from(link)]
             .scratch
@@ -544,7 +630,7 @@ impl Run {
         if bytes == 0 {
             0
         } else {
-            offset.saturating_add(self.scratch_base)
+            offset.saturating_add(self.turn.scratch_base)
         }
     }
 }

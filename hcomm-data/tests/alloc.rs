@@ -137,6 +137,7 @@ fn exchange(side: &Side) -> Arc<Program> {
         links: vec![ProgramLink {
             channel: side.channel.clone(),
             scratch: Some(side.far(0, BYTES as u64)),
+            packets: None,
         }],
         scratch: Some(side.part(0, BYTES)),
         dtype: DataType::Bf16,

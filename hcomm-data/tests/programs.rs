@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use hcomm_data::{
-    At, Buffers, Engine, Op, Program, ProgramLink, ProgramParts, Slice, SlotKind, Thread,
+    At, Buffers, Engine, Op, PacketLines, Program, ProgramLink, ProgramParts, Slice, SlotKind,
+    Thread, Turn,
 };
 use hcomm_types::{DataType, ErrorKind, Rank, ReduceOp, Result};
 
@@ -31,6 +32,7 @@ fn parts(side: &Side, threads: Vec<Vec<Op>>) -> ProgramParts {
         links: vec![ProgramLink {
             channel: side.channel.clone(),
             scratch: Some(side.far(0, 2 * BYTES)),
+            packets: None,
         }],
         scratch: Some(side.part(0, 2 * BYTES as usize)),
         dtype: DataType::I32,
@@ -448,4 +450,254 @@ fn what_a_program_cannot_do_is_said_before_it_runs() {
         .unwrap_err();
     assert_eq!(error.kind(), out);
     assert!(a.thread.poisoned().is_none() && a.thread.is_idle());
+}
+
+/// Where packet lines begin in a side's memory, and how many bytes they are: two sets of 32.
+const LINES: (usize, usize) = (16_384, 2 * 32 * 64);
+
+fn packet_parts(side: &Side, ops: Vec<Op>, bytes: u64) -> ProgramParts {
+    let mut parts = parts(side, vec![ops]);
+    parts.links[0].packets = Some(PacketLines {
+        incoming: side.part(LINES.0, LINES.1),
+        outgoing: side.far(LINES.0 as u64, LINES.1 as u64),
+    });
+    (parts.input_bytes, parts.output_bytes) = (bytes, bytes);
+    parts
+}
+
+/// Each side sends its input in a packet; the second side has the packet as first operand.
+fn all_reduce_in_packets(side: &Side, count: u64, swapped: bool) -> Arc<Program> {
+    let ops = vec![
+        Op::PacketWrite {
+            link: 0,
+            line: 1,
+            src: INPUT,
+            bytes: 4 * count,
+        },
+        Op::PacketReduce {
+            link: 0,
+            dst: OUTPUT,
+            a: INPUT,
+            line: 1,
+            count,
+            swapped,
+        },
+    ];
+    Arc::new(Program::new(packet_parts(side, ops, 4 * count)).unwrap())
+}
+
+/// Each side sends its input, and gets the other's.
+fn swap_in_packets(side: &Side, count: u64, _swapped: bool) -> Arc<Program> {
+    let ops = vec![
+        Op::PacketWrite {
+            link: 0,
+            line: 0,
+            src: INPUT,
+            bytes: 4 * count,
+        },
+        Op::PacketRead {
+            link: 0,
+            dst: OUTPUT,
+            line: 0,
+            bytes: 4 * count,
+        },
+    ];
+    Arc::new(Program::new(packet_parts(side, ops, 4 * count)).unwrap())
+}
+
+#[test]
+fn packets_on_two_os_threads_of_every_length() {
+    let [a, b] = pair(Link::Mapped, 24_000);
+    // Counts around the ends of lines: a line holds 14 elements.
+    let counts = [0, 1, 2, 13, 14, 15, 28, 29, 300];
+    std::thread::scope(|scope| {
+        for (me, side) in [a, b].into_iter().enumerate() {
+            scope.spawn(move || {
+                let mut sequence = 0;
+                for count in counts {
+                    let bytes = 4 * count as usize;
+                    let programs = [
+                        all_reduce_in_packets(&side, count, me == 1),
+                        swap_in_packets(&side, count, false),
+                    ];
+                    for round in 0..200_i32 {
+                        sequence += 1;
+                        let turn = Turn {
+                            scratch_base: 0,
+                            sequence,
+                        };
+                        let seeds = [round, 3 * round + 1];
+                        let input = &values(seeds[me])[..bytes];
+                        let mut output = vec![7; bytes];
+                        let buffers = Buffers::Separate {
+                            input,
+                            output: &mut output,
+                        };
+                        let which = (sequence % 3 == 0) as usize;
+                        side.thread
+                            .run_blocking(&[], &programs[which], buffers, turn, [0; 2], None)
+                            .unwrap();
+                        let expected = match which {
+                            0 => sum(seeds[0], seeds[1]),
+                            _ => values(seeds[1 - me]),
+                        };
+                        assert!(
+                            output == expected[..bytes],
+                            "{count} elements, run {sequence}"
+                        );
+                    }
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn a_packet_comes_in_parts_and_its_reader_goes_on_from_there() {
+    let [a, b] = pair(Link::Mapped, 24_000);
+    let count = 40;
+    let program = all_reduce_in_packets(&b, count, false);
+    let bytes = 4 * count as usize;
+    b.set(8_000, &values(5)[..bytes]);
+    let slice = b.part(8_000, bytes);
+    let turn = Turn {
+        scratch_base: 0,
+        sequence: 1,
+    };
+    // In place: what is combined twice would show.
+    b.thread
+        .run(&program, 0, slice.clone(), slice, turn, [0; 2])
+        .unwrap();
+    let theirs = values(9);
+    for line in 0..3_usize {
+        assert!(!b.thread.is_idle());
+        let offset = LINES.0 + (32 + 1 + line) * 64;
+        let payload = &theirs[line * 56..bytes.min((line + 1) * 56)];
+        let target = |bytes: usize| a.far(offset as u64, bytes as u64);
+        a.set(0, payload);
+        a.thread
+            .write(
+                &a.channel,
+                &target(payload.len()),
+                &a.part(0, payload.len()),
+            )
+            .unwrap();
+        // Without its flag, or with that of an older run, it is not there.
+        b.thread.drive().unwrap();
+        a.set(0, &1_u64.to_ne_bytes());
+        a.thread
+            .write(&a.channel, &a.far(offset as u64 + 56, 8), &a.part(0, 8))
+            .unwrap();
+        b.thread.drive().unwrap();
+    }
+    b.thread.synchronize(None).unwrap();
+    assert!(b.get(8_000, bytes) == sum(5, 9)[..bytes]);
+}
+
+#[test]
+fn what_an_older_run_left_is_no_packet() {
+    let [a, b] = pair(Link::Mapped, 24_000);
+    let [pa, pb] = [&a, &b].map(|side| swap_in_packets(side, 2, false));
+    let run = |side: &Side, program: &Arc<Program>, sequence| {
+        let turn = Turn {
+            scratch_base: 0,
+            sequence,
+        };
+        let slice = |offset| side.part(offset, 8);
+        side.thread
+            .run(program, 0, slice(8_000), slice(12_000), turn, [0; 2])
+            .unwrap();
+    };
+    // Runs 1 and 3 use the same lines; what run 1 has left there is there to be mistaken.
+    for sequence in 1..=3 {
+        b.set(12_000, &[0; 8]);
+        run(&b, &pb, sequence);
+        assert!(!b.thread.is_idle(), "run {sequence}");
+        assert_eq!(b.get(12_000, 8), [0; 8]);
+        a.set(8_000, &sequence.to_ne_bytes());
+        run(&a, &pa, sequence);
+        b.thread.synchronize(None).unwrap();
+        a.thread.synchronize(None).unwrap();
+        assert_eq!(b.get(12_000, 8), sequence.to_ne_bytes());
+    }
+}
+
+#[test]
+fn what_packets_cannot_do_is_said_before_they_run() {
+    let write = |line, bytes| Op::PacketWrite {
+        link: 0,
+        line,
+        src: INPUT,
+        bytes,
+    };
+    let refused = |parts: ProgramParts, kind: ErrorKind, text: &str| {
+        let error = Program::new(parts).unwrap_err();
+        assert_eq!(error.kind(), kind, "{error}");
+        assert!(error.to_string().contains(text), "{error}");
+    };
+    let [a, b] = pair(Link::Mapped, 24_000);
+    let (out, wrong) = (ErrorKind::OutOfBounds, ErrorKind::InvalidArgument);
+    let on_a = |op, bytes| packet_parts(&a, vec![op], bytes);
+    refused(on_a(write(32, 0), 8), out, "has 32");
+    refused(on_a(write(31, 57), 100), out, "2 lines from line 31");
+    refused(on_a(write(u32::MAX, 8), 8), out, "has 32");
+    refused(on_a(write(0, 9), 8), out, "9 bytes");
+    refused(
+        parts(&a, vec![vec![write(0, 8)]]),
+        ErrorKind::Unsupported,
+        "carries no packets",
+    );
+    let into_input = Op::PacketRead {
+        link: 0,
+        dst: INPUT,
+        line: 0,
+        bytes: 8,
+    };
+    refused(on_a(into_input, 8), wrong, "read only");
+    let smeared = Op::PacketReduce {
+        link: 0,
+        dst: at(SlotKind::Output, 4),
+        a: OUTPUT,
+        line: 0,
+        count: 2,
+        swapped: false,
+    };
+    refused(on_a(smeared, 12), wrong, "in part");
+
+    let with_lines = |incoming: Slice, outgoing| {
+        let mut parts = on_a(write(0, 8), 8);
+        parts.links[0].packets = Some(PacketLines { incoming, outgoing });
+        parts
+    };
+    let far = a.far(LINES.0 as u64, 128);
+    refused(
+        with_lines(a.part(LINES.0, 192), far.clone()),
+        wrong,
+        "192 bytes here and 128",
+    );
+    refused(
+        with_lines(a.part(LINES.0 + 8, 128), far),
+        wrong,
+        "multiple of 64",
+    );
+    refused(
+        with_lines(a.part(LINES.0, 128), b.far(LINES.0 as u64, 128)),
+        wrong,
+        "another channel",
+    );
+    for link in [Link::Inline, Link::Later] {
+        let [a, _b] = pair(link, 24_000);
+        let parts = packet_parts(&a, vec![write(0, 8)], 8);
+        refused(parts, ErrorKind::Unsupported, "mapped");
+    }
+
+    // A run has to say which one it is.
+    let program = swap_in_packets(&a, 2, false);
+    let slice = a.part(0, 8);
+    let error = a
+        .thread
+        .run(&program, 0, slice.clone(), slice, 0, [0; 2])
+        .unwrap_err();
+    assert_eq!(error.kind(), wrong);
+    assert!(error.to_string().contains("number of the run"), "{error}");
 }

@@ -17,7 +17,7 @@ pub use address::{Address, Location, Protocol, ProtocolSet};
 pub use dtype::{DataType, Element, ParseNameError, ReduceOp, bf16, f16};
 pub use error::{Blame, Error, ErrorKind, Result};
 pub use limits::{
-    DEFAULT_CONNECT_TIMEOUT, DEFAULT_EXECUTION_TIMEOUT, MAX_NOTIFIES_PER_THREAD,
+    DEFAULT_CONNECT_TIMEOUT, DEFAULT_EXECUTION_TIMEOUT, MAX_NOTIFIES_PER_THREAD, MAX_PACKET_LINES,
     MAX_THREADS_PER_COMMUNICATOR,
 };
 pub use rank::{HostId, ProcessId, Rank};

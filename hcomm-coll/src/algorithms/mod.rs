@@ -3,6 +3,7 @@
 //! | name | operations | how |
 //! |---|---|---|
 //! | `mesh_one_shot` | all_reduce, all_gather, reduce_scatter, broadcast, barrier | every rank writes to every other, one step; for small sizes |
+//! | `mesh_packet` | all_reduce, all_gather, reduce_scatter, broadcast, barrier | as `mesh_one_shot`, in packets; for the smallest sizes where ranks map each other's memory |
 //! | `mesh_two_shot` | all_reduce, all_gather, reduce_scatter, broadcast | ranks offer slices in scratch memory and read each other's; for large sizes where ranks map each other's memory |
 //! | `ring` | all_reduce, all_gather, reduce_scatter, broadcast | every rank writes to the next one only |
 //! | `pair` | send_recv | two slots at the receiver, with credits |
@@ -16,6 +17,7 @@
 
 mod layout;
 mod mesh_one_shot;
+mod mesh_packet;
 mod mesh_two_shot;
 mod pair;
 mod ring;
@@ -27,6 +29,7 @@ use crate::plan::{Buffer, Credit, Loc, Operation, Plan, PlanFormat, RankPlan, Sh
 use tasks::Tasks;
 
 pub use mesh_one_shot::MeshOneShot;
+pub use mesh_packet::MeshPacket;
 pub use mesh_two_shot::MeshTwoShot;
 pub use pair::Pair;
 pub use ring::Ring;
@@ -48,6 +51,11 @@ pub trait Algorithm: Send + Sync {
 
     /// Whether it can plan this.
     fn supports(&self, shape: &Shape) -> bool;
+
+    /// Whether its plans may have packets, which need ranks that map each other's memory.
+    fn has_packets(&self) -> bool {
+        false
+    }
 
     /// What one rank does.
     ///
@@ -83,7 +91,7 @@ pub trait Algorithm: Send + Sync {
 /// All built-in algorithms.
 #[must_use]
 pub fn algorithms() -> &'static [&'static dyn Algorithm] {
-    &[&MeshOneShot, &MeshTwoShot, &Ring, &Pair]
+    &[&MeshOneShot, &MeshPacket, &MeshTwoShot, &Ring, &Pair]
 }
 
 /// The built-in algorithm of a name.

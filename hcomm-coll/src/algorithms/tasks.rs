@@ -101,6 +101,45 @@ impl<'s> Tasks<'s> {
         }
     }
 
+    /// Sends a packet in the first lines of those to the peer. It may be empty.
+    pub(super) fn packet_write(&mut self, peer: Rank, src: Loc, bytes: u64) {
+        self.tasks.push(Task::PacketWrite {
+            peer,
+            line: 0,
+            src,
+            bytes,
+        });
+    }
+
+    /// Takes the packet in the first lines of those from the peer.
+    pub(super) fn packet_read(&mut self, peer: Rank, dst: Loc, bytes: u64) {
+        self.tasks.push(Task::PacketRead {
+            peer,
+            dst,
+            line: 0,
+            bytes,
+        });
+    }
+
+    /// Combines with the packet in the first lines of those from the peer.
+    pub(super) fn packet_reduce(
+        &mut self,
+        peer: Rank,
+        dst: Loc,
+        a: Loc,
+        bytes: u64,
+        swapped: bool,
+    ) {
+        self.tasks.push(Task::PacketReduce {
+            peer,
+            dst,
+            a,
+            line: 0,
+            count: bytes / self.shape.element_bytes(),
+            swapped,
+        });
+    }
+
     pub(super) fn record(&mut self, peer: Rank, notify: u32) {
         self.tasks.push(Task::Record { peer, notify });
     }

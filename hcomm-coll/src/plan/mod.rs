@@ -20,6 +20,13 @@
 //!   and each notify has one thread that records it and one that waits for it. Thread notifies
 //!   are the same between threads of one rank.
 //!
+//! * A **packet** carries its payload and the news of it together, over memory that is mapped. It
+//!   lands in *lines* that nothing but packets can name: [`MAX_PACKET_LINES`] of 64 bytes, with 56
+//!   of payload, for each ordered pair of ranks, counted anew in each operation. In one plan a line
+//!   is written by one task and read by one, of as many bytes. A packet that arrives tells what its
+//!   writer had done and waited for before; but not that the writer's earlier [`Task::Write`]s to
+//!   the reader have landed, for which it takes a record.
+//!
 //! # How operations follow each other
 //!
 //! Nothing outside the plans keeps ranks in step: a fast rank enters the next operation while a
@@ -31,6 +38,10 @@
 //! rank ended A (the verifier insists). So nothing of A is left when C begins.
 //! [`verify`](crate::verify) computes the property, and
 //! [`verify_sequence`](crate::verify::verify_sequence) checks rows of plans directly.
+//! Packets need no more than that: lines, too, come in two sets used in turn, and what a packet
+//! carries beside its payload is the number of the operation, so that nobody takes what was left
+//! by an earlier one (see [`hcomm_data::PacketLines`]).
+//!
 //! Plans without a task (one rank, in place; or nothing to move) take no half.
 //!
 //! A plan with [credits](Plan::initial_credits) is not synchronising, as a send may end before
@@ -43,6 +54,7 @@ mod task;
 use hcomm_types::Rank;
 use serde::{Deserialize, Serialize};
 
+pub use hcomm_types::MAX_PACKET_LINES;
 pub use shape::{Operation, Shape, ShapeError};
 pub use task::{Buffer, Loc, Task};
 
@@ -86,6 +98,12 @@ impl Plan {
         self.ranks.iter().map(RankPlan::task_count).sum()
     }
 
+    /// Whether some task sends a packet or waits for one.
+    #[must_use]
+    pub fn has_packets(&self) -> bool {
+        self.ranks.iter().any(RankPlan::has_packets)
+    }
+
     /// The task at a place, if there is one.
     #[must_use]
     pub fn task(&self, rank: Rank, thread: usize, index: usize) -> Option<&Task> {
@@ -112,6 +130,12 @@ impl RankPlan {
     #[must_use]
     pub fn task_count(&self) -> usize {
         self.threads.iter().map(Vec::len).sum()
+    }
+
+    /// Whether some task sends a packet or waits for one.
+    #[must_use]
+    pub fn has_packets(&self) -> bool {
+        self.threads.iter().flatten().any(Task::is_packet)
     }
 }
 

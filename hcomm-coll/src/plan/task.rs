@@ -75,7 +75,8 @@ impl fmt::Display for Loc {
 
 /// One step of a thread.
 ///
-/// `bytes` are bytes, `count` are elements of the plan's type, and neither is zero.
+/// `bytes` are bytes, `count` are elements of the plan's type, and neither is zero, but for packets
+/// without a payload, which only tell that their writer has come so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Task {
@@ -152,6 +153,44 @@ pub enum Task {
         /// How many elements.
         count: u64,
     },
+    /// Sends a packet to the peer.
+    PacketWrite {
+        /// To whom.
+        peer: Rank,
+        /// First of the lines for it, of those from this rank to the peer.
+        line: u32,
+        /// From where.
+        src: Loc,
+        /// How much. Zero for a packet without a payload.
+        bytes: u64,
+    },
+    /// Takes a packet of the peer, as soon as it is there.
+    PacketRead {
+        /// Whose packet.
+        peer: Rank,
+        /// To where.
+        dst: Loc,
+        /// First of its lines, of those from the peer to this rank.
+        line: u32,
+        /// How much; as was sent.
+        bytes: u64,
+    },
+    /// Combines with a packet of the peer, as soon as it is there: `dst = a op packet`.
+    PacketReduce {
+        /// Whose packet.
+        peer: Rank,
+        /// Where the result goes. May be exactly `a`.
+        dst: Loc,
+        /// First operand.
+        a: Loc,
+        /// First of its lines, of those from the peer to this rank.
+        line: u32,
+        /// How many elements; as were sent.
+        count: u64,
+        /// The packet is the first operand: `dst = packet op a`.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        swapped: bool,
+    },
     /// Adds one to a notify at the peer.
     Record {
         /// Who waits for it.
@@ -189,6 +228,9 @@ impl Task {
             | Self::Read { peer, .. }
             | Self::WriteReduce { peer, .. }
             | Self::ReadReduce { peer, .. }
+            | Self::PacketWrite { peer, .. }
+            | Self::PacketRead { peer, .. }
+            | Self::PacketReduce { peer, .. }
             | Self::Record { peer, .. }
             | Self::Wait { peer, .. } => Some(*peer),
             Self::Copy { .. }
@@ -196,6 +238,15 @@ impl Task {
             | Self::ThreadRecord { .. }
             | Self::ThreadWait { .. } => None,
         }
+    }
+
+    /// Whether it sends a packet or waits for one.
+    #[must_use]
+    pub const fn is_packet(&self) -> bool {
+        matches!(
+            self,
+            Self::PacketWrite { .. } | Self::PacketRead { .. } | Self::PacketReduce { .. }
+        )
     }
 
     /// The notify that the task records at its peer, if any.
@@ -271,6 +322,52 @@ impl fmt::Display for Task {
                     f,
                     "reduce {count} elements of {a} and {src} of rank {peer} into {dst}"
                 )
+            }
+            Self::PacketWrite {
+                peer,
+                line,
+                bytes: 0,
+                ..
+            } => write!(f, "send an empty packet to line {line} of rank {peer}"),
+            Self::PacketWrite {
+                peer,
+                line,
+                src,
+                bytes,
+            } => write!(
+                f,
+                "send a packet of {bytes} bytes from {src} to line {line} of rank {peer}"
+            ),
+            Self::PacketRead {
+                peer,
+                line,
+                bytes: 0,
+                ..
+            } => write!(f, "wait for the empty packet of rank {peer} in line {line}"),
+            Self::PacketRead {
+                peer,
+                dst,
+                line,
+                bytes,
+            } => write!(
+                f,
+                "take the packet of {bytes} bytes of rank {peer} in line {line} to {dst}"
+            ),
+            Self::PacketReduce {
+                peer,
+                dst,
+                a,
+                line,
+                count,
+                swapped,
+            } => {
+                write!(f, "reduce {count} elements of ")?;
+                let packet = format_args!("the packet of rank {peer} in line {line}");
+                if *swapped {
+                    write!(f, "{packet} and {a} into {dst}")
+                } else {
+                    write!(f, "{a} and {packet} into {dst}")
+                }
             }
             Self::Record { peer, notify } => write!(f, "record notify {notify} at rank {peer}"),
             Self::Wait { peer, notify } => write!(f, "wait for notify {notify} from rank {peer}"),

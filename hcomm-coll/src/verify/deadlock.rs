@@ -72,6 +72,7 @@ impl Execution<'_> {
         };
         let owner = match notify {
             Notify::Channel { recorder, .. } => recorder,
+            Notify::Packet { writer, .. } => writer,
             Notify::Thread { rank, .. } => rank,
         };
         candidates.retain(|(rank, _)| *rank == owner);

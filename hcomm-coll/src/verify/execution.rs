@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use hcomm_types::Rank;
 
 use super::clock::{Clock, Landings, Message, Moment, covers};
-use super::layout::{Layout, Notify, notify_recorded, notify_waited};
+use super::layout::{Layout, Lines, Notify, notify_recorded, notify_waited};
 use super::memory::Memory;
 use super::structure::{MAX_FINDINGS, buffer_bytes};
 use super::value::{Expressions, Value};
@@ -84,6 +84,12 @@ impl<'p> Execution<'p> {
 
     fn lay_out_memory(&mut self) {
         for (round, plan) in self.rounds.iter().enumerate() {
+            if plan.has_packets() {
+                for rank in plan.shape.all_ranks() {
+                    let memory = self.layout.packet_memory(round, rank);
+                    self.memories[memory] = Memory::new(Lines::memory_bytes(plan.shape.ranks));
+                }
+            }
             for rank in plan.shape.all_ranks() {
                 for buffer in [Buffer::Input, Buffer::Output, Buffer::Scratch] {
                     if plan.shape.home(rank, buffer).0 != buffer {
@@ -116,13 +122,13 @@ impl<'p> Execution<'p> {
 
     fn give_credits(&mut self) {
         for (round, plan) in self.rounds.iter().enumerate() {
-            let space = self.layout.notify_space(round);
             for credit in &plan.initial_credits {
                 let notify = Notify::Channel {
                     recorder: credit.recorder,
                     waiter: credit.waiter,
                     notify: credit.notify,
                 };
+                let space = self.layout.notify_space(round, notify);
                 let counter = self.counters.entry((space, notify)).or_default();
                 if counter.records.is_empty() {
                     counter.records.extend((0..credit.count).map(|_| None));
@@ -201,15 +207,14 @@ impl<'p> Execution<'p> {
                 thread: thread as u32,
                 index,
             };
-            if let Some(notify) = notify_waited(rank, thread, task) {
-                if !self.wait(round, notify, actor, (rank, thread)) {
-                    return;
-                }
-            } else {
-                self.touch(task, at, actor);
-                if let Some(notify) = notify_recorded(rank, task) {
-                    ready.extend(self.record(round, notify, actor));
-                }
+            if let Some(notify) = notify_waited(rank, thread, task)
+                && !self.wait(round, notify, actor, (rank, thread))
+            {
+                return;
+            }
+            self.touch(task, at, actor);
+            if let Some(notify) = notify_recorded(rank, task) {
+                ready.extend(self.record(round, notify, actor));
             }
             self.next_task[actor] += 1;
         }
@@ -221,7 +226,7 @@ impl<'p> Execution<'p> {
 
     /// Takes a record if there is one.
     fn wait(&mut self, round: usize, notify: Notify, actor: usize, thread: (Rank, usize)) -> bool {
-        let space = self.layout.notify_space(round);
+        let space = self.layout.notify_space(round, notify);
         let counter = self.counters.entry((space, notify)).or_default();
         let Some(message) = counter.records.pop_front() else {
             counter.blocked = Some(thread);
@@ -249,9 +254,9 @@ impl<'p> Execution<'p> {
                     value: *count,
                 }
             }),
-            Notify::Thread { .. } => None,
+            Notify::Thread { .. } | Notify::Packet { .. } => None,
         };
-        let space = self.layout.notify_space(round);
+        let space = self.layout.notify_space(round, notify);
         let counter = self.counters.entry((space, notify)).or_default();
         let clock = &mut self.clocks[actor];
         while counter
@@ -263,7 +268,9 @@ impl<'p> Execution<'p> {
             counter.value -= 1;
         }
         counter.value += 1;
-        self.notify_capacity = self.notify_capacity.max(counter.value);
+        if !matches!(notify, Notify::Packet { .. }) {
+            self.notify_capacity = self.notify_capacity.max(counter.value);
+        }
         counter.records.push_back(Some(clock.send(landed)));
         counter.blocked.take()
     }

@@ -273,6 +273,67 @@ pub enum Fault {
         /// Waits in the plan.
         waits: u64,
     },
+    /// Lines that no pair of ranks has.
+    #[error("uses {lines} packet lines from line {line} on; each pair of ranks has {limit}")]
+    PacketLines {
+        /// The first one.
+        line: u32,
+        /// How many.
+        lines: u64,
+        /// How many there are.
+        limit: u32,
+    },
+    /// Packets in a plan that does not take its turn among the operations.
+    #[error(
+        "uses a packet, but packets carry the number of the operation, and plans with credits and \
+         messages between two ranks are not counted"
+    )]
+    PacketUncounted,
+    /// Two packets in one line.
+    #[error("uses packet line {line}, which {other} uses as well; a line serves once")]
+    LineTwice {
+        /// The line.
+        line: u32,
+        /// The other one.
+        other: OtherTask,
+    },
+    /// A packet that nobody takes.
+    #[error("sends a packet that rank {reader} never takes")]
+    PacketUntaken {
+        /// Who should.
+        reader: Rank,
+    },
+    /// A packet that nobody sends.
+    #[error("waits for a packet that rank {writer} never sends")]
+    PacketUnsent {
+        /// Who should.
+        writer: Rank,
+    },
+    /// A packet that is taken with another length than it was sent.
+    #[error("takes {taken} bytes of a packet, of which {other} sends {sent}")]
+    PacketLength {
+        /// Bytes taken.
+        taken: u64,
+        /// Bytes sent.
+        sent: u64,
+        /// Who sends it.
+        other: OtherTask,
+    },
+    /// A packet line that is used again too early.
+    #[error(
+        "uses packet line {line} from rank {writer} to rank {reader} while {other} may be using it; \
+         nothing orders the two"
+    )]
+    LineInUse {
+        /// Who sends.
+        writer: Rank,
+        /// Who takes.
+        reader: Rank,
+        /// The line.
+        line: u32,
+        /// The other task.
+        other: OtherTask,
+    },
     /// A credit that names nothing usable.
     #[error("the credit for notify {notify} from rank {recorder} to rank {waiter} {problem}")]
     Credit {

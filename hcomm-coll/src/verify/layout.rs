@@ -2,12 +2,13 @@
 
 use std::collections::HashMap;
 
-use hcomm_types::Rank;
+use hcomm_data::packet_lines;
+use hcomm_types::{MAX_PACKET_LINES, Rank};
 
 use super::clock::Moment;
 use crate::plan::{Buffer, Plan, Task};
 
-/// Name of a notify within one plan.
+/// Name of something to wait for within one plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Notify {
     Channel {
@@ -20,15 +21,98 @@ pub(super) enum Notify {
         thread: u32,
         notify: u32,
     },
+    /// A packet, by its first line. It is sent once and taken once.
+    Packet {
+        writer: Rank,
+        reader: Rank,
+        line: u32,
+    },
 }
 
-/// The notify that a task of `rank` records, if it does.
+/// Some lines of those from one rank to another, and one end of the packet there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Lines {
+    pub(super) writer: Rank,
+    pub(super) reader: Rank,
+    pub(super) first: u32,
+    pub(super) bytes: u64,
+}
+
+/// Bytes that stand for a line in the verifier's memory of packets.
+const LINE: u64 = 64;
+
+impl Lines {
+    /// The lines of a packet task of `rank`.
+    pub(super) fn of(rank: Rank, task: &Task, element_bytes: u64) -> Option<Self> {
+        Some(match *task {
+            Task::PacketWrite {
+                peer, line, bytes, ..
+            } => Self {
+                writer: rank,
+                reader: peer,
+                first: line,
+                bytes,
+            },
+            Task::PacketRead {
+                peer, line, bytes, ..
+            } => Self {
+                writer: peer,
+                reader: rank,
+                first: line,
+                bytes,
+            },
+            Task::PacketReduce {
+                peer, line, count, ..
+            } => Self {
+                writer: peer,
+                reader: rank,
+                first: line,
+                bytes: count.saturating_mul(element_bytes),
+            },
+            _ => return None,
+        })
+    }
+
+    /// How many.
+    pub(super) const fn count(&self) -> u64 {
+        packet_lines(self.bytes)
+    }
+
+    /// Where they are in the reader's memory of packets: payload first, flags among the rest.
+    pub(super) fn range(&self) -> std::ops::Range<u64> {
+        let start = Self::start(self.writer, self.first);
+        start..start + self.count() * LINE
+    }
+
+    fn start(writer: Rank, line: u32) -> u64 {
+        (u64::from(writer.0) * u64::from(MAX_PACKET_LINES) + u64::from(line)) * LINE
+    }
+
+    /// Size of a memory of packets.
+    pub(super) fn memory_bytes(ranks: u32) -> u64 {
+        Self::start(Rank(ranks), 0)
+    }
+
+    /// Whose line, and which, an offset in the memory of packets belongs to.
+    pub(super) const fn line_at(offset: u64) -> (Rank, u32) {
+        let line = offset / LINE;
+        let most = MAX_PACKET_LINES as u64;
+        (Rank((line / most) as u32), (line % most) as u32)
+    }
+}
+
+/// The notify that a task of `rank` records, or the packet that it sends, if it does.
 pub(super) fn notify_recorded(rank: Rank, task: &Task) -> Option<Notify> {
     match *task {
         Task::ThreadRecord { thread, notify } => Some(Notify::Thread {
             rank,
             thread,
             notify,
+        }),
+        Task::PacketWrite { peer, line, .. } => Some(Notify::Packet {
+            writer: rank,
+            reader: peer,
+            line,
         }),
         _ => task.records().map(|(waiter, notify)| Notify::Channel {
             recorder: rank,
@@ -38,7 +122,7 @@ pub(super) fn notify_recorded(rank: Rank, task: &Task) -> Option<Notify> {
     }
 }
 
-/// The notify that a task of `rank` waits for, if it does.
+/// The notify or packet that a task of `rank` waits for, if it does.
 pub(super) fn notify_waited(rank: Rank, thread: usize, task: &Task) -> Option<Notify> {
     match *task {
         Task::Wait { peer, notify } => Some(Notify::Channel {
@@ -51,6 +135,13 @@ pub(super) fn notify_waited(rank: Rank, thread: usize, task: &Task) -> Option<No
             thread: thread as u32,
             notify,
         }),
+        Task::PacketRead { peer, line, .. } | Task::PacketReduce { peer, line, .. } => {
+            Some(Notify::Packet {
+                writer: peer,
+                reader: rank,
+                line,
+            })
+        }
         _ => None,
     }
 }
@@ -164,13 +255,30 @@ impl Layout {
         self.scratch_sets[round]
     }
 
-    /// The space of notifies that a plan of the row uses.
-    pub(super) fn notify_space(&self, round: usize) -> usize {
-        self.scratch_sets[round].max(1)
+    /// The space of notifies that a plan of the row uses. Packets know their operation.
+    pub(super) fn notify_space(&self, round: usize, notify: Notify) -> usize {
+        match notify {
+            Notify::Channel { .. } | Notify::Thread { .. } => self.scratch_sets[round].max(1),
+            Notify::Packet { .. } => self.sets + round,
+        }
     }
 
     pub(super) fn memories(&self) -> usize {
+        self.first_packet_memory() + 2 * self.ranks
+    }
+
+    fn first_packet_memory(&self) -> usize {
         (self.scratch_sets.len() * 2 + self.sets) * self.ranks
+    }
+
+    /// Number of the memory of packets for a rank. Plans with packets use the halves.
+    pub(super) fn packet_memory(&self, round: usize, reader: Rank) -> usize {
+        let half = self.scratch_set(round) % 2;
+        self.first_packet_memory() + half * self.ranks + reader.index()
+    }
+
+    pub(super) fn holds_packets(&self, memory: usize) -> bool {
+        memory >= self.first_packet_memory()
     }
 
     /// Number of a memory. Input and output are new for each plan of the row.
@@ -183,9 +291,13 @@ impl Layout {
         row * self.ranks + rank.index()
     }
 
-    /// What a memory is: whose, and for input and output of which plan.
+    /// What a memory is: whose, and for input and output of which plan. That of packets is a kind
+    /// of scratch.
     pub(super) fn owner(&self, memory: usize) -> (Rank, Buffer, Option<usize>) {
         let (row, rank) = (memory / self.ranks, Rank::from_index(memory % self.ranks));
+        if self.holds_packets(memory) {
+            return (rank, Buffer::Scratch, None);
+        }
         match row.checked_sub(self.sets) {
             None => (rank, Buffer::Scratch, None),
             Some(user) if user % 2 == 0 => (rank, Buffer::Input, Some(user / 2)),

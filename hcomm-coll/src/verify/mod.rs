@@ -11,6 +11,8 @@
 //! * no two accesses to one byte, of which one writes, are unordered;
 //! * bytes written into a peer's memory have landed there before the peer ends, and nobody
 //!   touches a peer's input or output before the peer begins or after it ends;
+//! * each packet is sent once and taken once, of one length, in lines of its own, and no line is
+//!   used again before it was read;
 //! * every output byte holds exactly the right contributions, each exactly once.
 //!
 //! # Why one run is enough
@@ -36,6 +38,10 @@
 //! *Without races, one run finds every value.* Every read then has one last write before it in
 //! every interleaving. The run tracks for each byte the ordered tree of contributions it holds,
 //! so what it finds in the outputs is what every run leaves there.
+//!
+//! A packet is a notify of its own that carries bytes: recorded once, waited for once, so the same
+//! holds for it. Its lines are memory, written when it is sent and read when it is taken, and all of
+//! a line with it: a packet that could overwrite one not yet read is a race like any other.
 //!
 //! Writes into a peer's memory are asynchronous: they take effect at some time before the next
 //! record from the same thread to the same peer does. So a write is before a later access exactly

@@ -7,8 +7,9 @@ use hcomm_types::Rank;
 use super::clock::{Moment, Past};
 use super::execution::Execution;
 use super::finding::OtherTask;
+use super::layout::Lines;
 use super::memory::{Access, Race};
-use super::value::{Content, Misfit, Pieces};
+use super::value::{Content, Misfit, Piece, Pieces, push};
 use super::{At, Fault};
 use crate::plan::{Buffer, Loc, Task};
 
@@ -24,6 +25,7 @@ impl Execution<'_> {
             moment,
         };
         let me = at.rank;
+        let lines = Lines::of(me, task, element_bytes);
         match *task {
             Task::Copy { dst, src, bytes } => {
                 let pieces = step.read(me, src, bytes);
@@ -81,6 +83,27 @@ impl Execution<'_> {
                 let pieces = step.combine(&first, &second, element_bytes);
                 step.write(me, dst, bytes, &pieces);
             }
+            Task::PacketWrite { src, bytes, .. } => {
+                let pieces = step.read(me, src, bytes);
+                step.send(lines, pieces);
+            }
+            Task::PacketRead { dst, bytes, .. } => {
+                let pieces = step.take(lines);
+                step.write(me, dst, bytes, &pieces);
+            }
+            Task::PacketReduce {
+                dst, a, swapped, ..
+            } => {
+                let bytes = lines.map_or(0, |lines| lines.bytes);
+                let (own, packet) = (step.read(me, a, bytes), step.take(lines));
+                let (first, second) = if swapped {
+                    (packet, own)
+                } else {
+                    (own, packet)
+                };
+                let pieces = step.combine(&first, &second, element_bytes);
+                step.write(me, dst, bytes, &pieces);
+            }
             Task::Record { .. }
             | Task::Wait { .. }
             | Task::ThreadRecord { .. }
@@ -105,6 +128,17 @@ impl Execution<'_> {
                 .raced
                 .insert((actor, other, at.index, earlier.at.index))
             {
+                continue;
+            }
+            if self.layout.holds_packets(memory) {
+                let (writer, line) = Lines::line_at(bytes.start);
+                let fault = Fault::LineInUse {
+                    writer,
+                    reader: owner,
+                    line,
+                    other: OtherTask::new(earlier.at, self.rounds),
+                };
+                self.report(at, fault);
                 continue;
             }
             let fault = Fault::Race {
@@ -168,8 +202,7 @@ impl Step<'_, '_> {
         )
     }
 
-    fn read(&mut self, owner: Rank, loc: Loc, bytes: u64) -> Pieces {
-        let (memory, range) = self.place(owner, loc, bytes);
+    fn read_range(&mut self, memory: usize, range: Range<u64>) -> Pieces {
         let access = Access {
             moment: self.moment,
             at: self.at,
@@ -182,6 +215,15 @@ impl Step<'_, '_> {
         };
         let pieces = execution.memories[memory].read(range, access, &past, &mut races);
         execution.report_races(memory, self.at, races);
+        pieces
+    }
+
+    fn read(&mut self, owner: Rank, loc: Loc, bytes: u64) -> Pieces {
+        if bytes == 0 {
+            return Pieces::new();
+        }
+        let (memory, range) = self.place(owner, loc, bytes);
+        let pieces = self.read_range(memory, range);
         if let Some(piece) = pieces
             .iter()
             .find(|piece| piece.content == Content::Unwritten)
@@ -193,13 +235,20 @@ impl Step<'_, '_> {
                 start,
                 end,
             };
-            execution.report(self.at, fault);
+            self.execution.report(self.at, fault);
         }
         pieces
     }
 
     fn write(&mut self, owner: Rank, loc: Loc, bytes: u64, pieces: &Pieces) {
+        if bytes == 0 {
+            return;
+        }
         let (memory, range) = self.place(owner, loc, bytes);
+        self.write_range(memory, range, pieces);
+    }
+
+    fn write_range(&mut self, memory: usize, range: Range<u64>, pieces: &Pieces) {
         let access = Access {
             moment: self.moment,
             at: self.at,
@@ -212,6 +261,40 @@ impl Step<'_, '_> {
         };
         execution.memories[memory].write(range, pieces, access, &past, &mut races);
         execution.report_races(memory, self.at, races);
+    }
+
+    /// Fills lines with a payload and flags.
+    fn send(&mut self, lines: Option<Lines>, mut pieces: Pieces) {
+        let Some(lines) = lines else { return };
+        let range = lines.range();
+        // All of the lines is taken, so that another packet may have no byte of them.
+        let rest = Piece {
+            start: lines.bytes,
+            end: range.end - range.start,
+            content: Content::Unwritten,
+        };
+        push(&mut pieces, rest);
+        let memory = self.packet_memory(&lines);
+        self.write_range(memory, range, &pieces);
+    }
+
+    /// The payload of a packet that is there.
+    fn take(&mut self, lines: Option<Lines>) -> Pieces {
+        let Some(lines) = lines else {
+            return Pieces::new();
+        };
+        let memory = self.packet_memory(&lines);
+        let mut pieces = self.read_range(memory, lines.range());
+        pieces.retain(|piece| piece.start < lines.bytes);
+        for piece in &mut pieces {
+            piece.end = piece.end.min(lines.bytes);
+        }
+        pieces
+    }
+
+    fn packet_memory(&self, lines: &Lines) -> usize {
+        let layout = &self.execution.layout;
+        layout.packet_memory(self.at.round as usize, lines.reader)
     }
 
     /// Combines two operands. What cannot be combined is reported, and the first operand stands

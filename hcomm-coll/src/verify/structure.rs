@@ -1,13 +1,13 @@
 //! What can be seen without running the plan: lengths, bounds, peers, notifies.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
-use hcomm_types::{MAX_NOTIFIES_PER_THREAD, MAX_THREADS_PER_COMMUNICATOR, Rank};
+use hcomm_types::{MAX_NOTIFIES_PER_THREAD, MAX_PACKET_LINES, MAX_THREADS_PER_COMMUNICATOR, Rank};
 
 use super::finding::OtherTask;
-use super::layout::{Notify, notify_recorded, notify_waited};
+use super::layout::{Lines, Notify, notify_recorded, notify_waited};
 use super::{Fault, Finding};
-use crate::plan::{Buffer, Loc, Plan, Task};
+use crate::plan::{Buffer, Loc, Operation, Plan, Task};
 
 /// Findings kept; what comes later is mostly a consequence.
 pub(super) const MAX_FINDINGS: usize = 64;
@@ -30,6 +30,7 @@ pub(super) fn check(plan: &Plan) -> Vec<Finding> {
     }
     if findings.is_empty() {
         check_notifies(plan, &mut findings);
+        check_packets(plan, &mut findings);
     }
     findings.truncate(MAX_FINDINGS);
     findings
@@ -61,6 +62,7 @@ fn check_rank(plan: &Plan, rank: Rank, findings: &mut Vec<Finding>) {
         }
         let held: HashSet<Notify> = tasks
             .iter()
+            .filter(|task| !task.is_packet())
             .filter_map(|task| notify_waited(rank, thread, task))
             .collect();
         if held.len() > MAX_NOTIFIES_PER_THREAD {
@@ -89,6 +91,9 @@ impl TaskCheck<'_> {
         }
         if let Some((_, notify)) = task.records() {
             index(notify)?;
+        }
+        if let Some(lines) = Lines::of(self.rank, task, self.plan.shape.element_bytes()) {
+            self.lines(&lines)?;
         }
         let me = self.rank;
         match *task {
@@ -157,6 +162,21 @@ impl TaskCheck<'_> {
                 self.aligned(a)?;
                 self.aligned(src)?;
             }
+            Task::PacketWrite { src, bytes, .. } => self.payload(src, bytes)?,
+            Task::PacketRead { dst, bytes, .. } => {
+                self.payload(dst, bytes)?;
+                if bytes > 0 {
+                    self.target(me, dst, bytes)?;
+                }
+            }
+            Task::PacketReduce { dst, a, count, .. } => {
+                let bytes = self.elements(count);
+                self.range(me, a, bytes)?;
+                self.target(me, dst, bytes)?;
+                self.exact_or_apart(dst, a, bytes)?;
+                self.aligned(dst)?;
+                self.aligned(a)?;
+            }
             Task::Record { .. } => {}
             Task::Wait { notify, .. } | Task::ThreadWait { notify } => index(notify)?,
             Task::ThreadRecord { thread, notify } => {
@@ -168,6 +188,33 @@ impl TaskCheck<'_> {
             }
         }
         Ok(())
+    }
+
+    fn lines(&self, lines: &Lines) -> Result<(), Fault> {
+        let Operation::SendRecv { .. } = self.plan.shape.operation else {
+            if !self.plan.initial_credits.is_empty() {
+                return Err(Fault::PacketUncounted);
+            }
+            let (line, count) = (lines.first, lines.count());
+            if u64::from(line).saturating_add(count) > u64::from(MAX_PACKET_LINES) {
+                return Err(Fault::PacketLines {
+                    line,
+                    lines: count,
+                    limit: MAX_PACKET_LINES,
+                });
+            }
+            return Ok(());
+        };
+        Err(Fault::PacketUncounted)
+    }
+
+    /// As `range`; a packet may be empty.
+    fn payload(&self, loc: Loc, bytes: u64) -> Result<(), Fault> {
+        let Loc { buffer, offset } = loc;
+        if bytes == 0 && offset <= buffer_bytes(self.plan, self.rank, buffer) {
+            return Ok(());
+        }
+        self.range(self.rank, loc, bytes.max(1))
     }
 
     fn peer(&self, peer: Rank) -> Result<(), Fault> {
@@ -289,18 +336,8 @@ struct NotifyUse {
 /// Each notify has one recording and one waiting thread, and as many records as waits.
 fn check_notifies(plan: &Plan, findings: &mut Vec<Finding>) {
     let mut notifies: HashMap<Notify, NotifyUse> = HashMap::new();
-    let other = |(rank, thread, index): Place| {
-        let words = plan
-            .task(rank, thread, index)
-            .map_or_else(String::new, ToString::to_string);
-        OtherTask {
-            rank,
-            thread,
-            task: index,
-            words,
-        }
-    };
-    for (rank, thread, index, task) in tasks(plan) {
+    let other = |place| other_task(plan, place);
+    for (rank, thread, index, task) in tasks(plan).filter(|(.., task)| !task.is_packet()) {
         let place = (rank, thread, index);
         if let Some(notify) = notify_recorded(rank, task) {
             let used = notifies.entry(notify).or_default();
@@ -377,6 +414,64 @@ fn check_notifies(plan: &Plan, findings: &mut Vec<Finding>) {
             notify: credit.notify,
             problem,
         }));
+    }
+}
+
+fn other_task(plan: &Plan, (rank, thread, index): Place) -> OtherTask {
+    let words = plan
+        .task(rank, thread, index)
+        .map_or_else(String::new, ToString::to_string);
+    OtherTask {
+        rank,
+        thread,
+        task: index,
+        words,
+    }
+}
+
+/// Each line is used by one packet, which is sent once and taken once.
+fn check_packets(plan: &Plan, findings: &mut Vec<Finding>) {
+    let mut used = HashMap::new();
+    let (mut sent, mut taken) = (BTreeMap::new(), BTreeMap::new());
+    for (rank, thread, index, task) in tasks(plan) {
+        let Some(lines) = Lines::of(rank, task, plan.shape.element_bytes()) else {
+            continue;
+        };
+        let place = (rank, thread, index);
+        let sends = matches!(task, Task::PacketWrite { .. });
+        let (writer, reader, first) = (lines.writer, lines.reader, lines.first);
+        for line in (first..).take(lines.count() as usize) {
+            let before = *used.entry((sends, writer, reader, line)).or_insert(place);
+            if before != place {
+                let other = other_task(plan, before);
+                let fault = Fault::LineTwice { line, other };
+                findings.push(Finding::task(rank, thread, index, task, fault));
+                return;
+            }
+        }
+        let ends = if sends { &mut sent } else { &mut taken };
+        ends.insert((writer, reader, first), (lines.bytes, place));
+    }
+    let mut add = |(rank, thread, index): Place, fault| {
+        if let Some(task) = plan.task(rank, thread, index) {
+            findings.push(Finding::task(rank, thread, index, task, fault));
+        }
+    };
+    for (packet, (taken, place)) in &taken {
+        match sent.get(packet) {
+            None => add(*place, Fault::PacketUnsent { writer: packet.0 }),
+            Some((sent, sender)) if sent != taken => {
+                let (taken, sent) = (*taken, *sent);
+                let other = other_task(plan, *sender);
+                add(*place, Fault::PacketLength { taken, sent, other });
+            }
+            Some(_) => {}
+        }
+    }
+    for (packet, (_, place)) in &sent {
+        if !taken.contains_key(packet) {
+            add(*place, Fault::PacketUntaken { reader: packet.1 });
+        }
     }
 }
 

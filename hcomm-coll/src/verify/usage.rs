@@ -83,6 +83,14 @@ pub(super) fn usage(plan: &Plan) -> Proof {
                     channel.bytes_read = channel.bytes_read.saturating_add(bytes);
                 });
             }
+            Task::PacketWrite { peer, bytes, .. } => {
+                local(bytes);
+                channel(peer, &mut |channel| {
+                    channel.bytes_written = channel.bytes_written.saturating_add(bytes);
+                });
+            }
+            Task::PacketRead { bytes, .. } => local(bytes.saturating_mul(2)),
+            Task::PacketReduce { count, .. } => local((count * element_bytes).saturating_mul(3)),
             Task::Record { .. }
             | Task::Wait { .. }
             | Task::ThreadRecord { .. }

@@ -3,13 +3,13 @@
 //! It is the tests' own reading of what tasks mean, and shares nothing with the verifier. Tasks on
 //! a rank's own memory, and reads of a peer's, happen at once. What a task does *to* a peer is put
 //! into a queue for each thread and peer: writes leave the queue at any time and in any order,
-//! records only when nothing is before them. (That single tasks happen at once loses nothing that
+//! records only when nothing is before them. Each line of a packet is a write of its own. (That single tasks happen at once loses nothing that
 //! matters here: tearing a task apart could only find more wrong outcomes than the machine does,
 //! so a mutant that the machine finds wrong is wrong.)
 
 use std::collections::HashMap;
 
-use hcomm_coll::plan::{Buffer, Loc, Operation, Plan, Shape, Task};
+use hcomm_coll::plan::{Buffer, Loc, MAX_PACKET_LINES, Operation, Plan, Shape, Task};
 use hcomm_types::{DataType, Rank, ReduceOp, bf16, f16};
 
 /// A source of choices, repeatable from its seed.
@@ -56,8 +56,15 @@ enum Effect {
         at: usize,
         data: Vec<u8>,
     },
+    Line {
+        line: usize,
+        payload: [u8; PAYLOAD],
+    },
     Record(usize),
 }
+
+/// Bytes of a packet in each of its lines.
+const PAYLOAD: usize = 56;
 
 /// Everything that can differ between two moments of runs of one plan.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -65,6 +72,8 @@ pub(crate) struct State {
     memories: Vec<Vec<u8>>,
     next: Vec<u32>,
     counters: Vec<i64>,
+    /// What has arrived in each line.
+    lines: Vec<Option<[u8; PAYLOAD]>>,
     queues: Vec<Vec<Effect>>,
 }
 
@@ -80,6 +89,8 @@ pub(crate) struct Machine<'p> {
     plan: &'p Plan,
     threads: Vec<(u32, usize)>,
     counter_names: HashMap<(u32, u32, u32, u32), usize>,
+    /// By writer, reader and number.
+    line_names: HashMap<(u32, u32, u64), usize>,
     credits: Vec<i64>,
     start: Vec<Vec<u8>>,
     inputs: Vec<Vec<u8>>,
@@ -126,6 +137,7 @@ impl<'p> Machine<'p> {
             plan,
             threads: Vec::new(),
             counter_names: HashMap::new(),
+            line_names: HashMap::new(),
             credits: Vec::new(),
             start,
             inputs,
@@ -145,6 +157,10 @@ impl<'p> Machine<'p> {
                     for name in [recorded, waited].into_iter().flatten() {
                         let number = self.counter_names.len();
                         self.counter_names.entry(name).or_insert(number);
+                    }
+                    for name in self.lines(rank, task).into_iter().flatten() {
+                        let number = self.line_names.len();
+                        self.line_names.entry(name).or_insert(number);
                     }
                 }
             }
@@ -166,8 +182,42 @@ impl<'p> Machine<'p> {
             memories: self.start.clone(),
             next: vec![0; self.threads.len()],
             counters: self.credits.clone(),
+            lines: vec![None; self.line_names.len()],
             queues: vec![Vec::new(); self.threads.len() * self.plan.shape.ranks as usize],
         }
+    }
+
+    /// The lines of a packet task, if it is one and they are there.
+    fn lines(&self, rank: u32, task: &Task) -> Option<Vec<(u32, u32, u64)>> {
+        let size = self.plan.shape.dtype.size() as u64;
+        let (writer, reader, first, bytes) = match *task {
+            Task::PacketWrite {
+                peer, line, bytes, ..
+            } => (rank, peer.0, line, bytes),
+            Task::PacketRead {
+                peer, line, bytes, ..
+            } => (peer.0, rank, line, bytes),
+            Task::PacketReduce {
+                peer, line, count, ..
+            } => (peer.0, rank, line, count.checked_mul(size)?),
+            _ => return None,
+        };
+        let lines = bytes.div_ceil(PAYLOAD as u64).max(1);
+        let end = u64::from(first).checked_add(lines)?;
+        (end <= u64::from(MAX_PACKET_LINES)).then(|| {
+            (u64::from(first)..end)
+                .map(|line| (writer, reader, line))
+                .collect()
+        })
+    }
+
+    /// The bytes of a packet, if all of it has arrived.
+    fn packet(&self, state: &State, rank: u32, task: &Task) -> Option<Vec<u8>> {
+        let mut bytes = Vec::new();
+        for name in self.lines(rank, task)? {
+            bytes.extend(state.lines[self.line_names[&name]]?);
+        }
+        Some(bytes)
     }
 
     fn task(&self, state: &State, thread: usize) -> Option<&Task> {
@@ -184,7 +234,11 @@ impl<'p> Machine<'p> {
             };
             let blocked = waited(rank, number as u32, task)
                 .is_some_and(|name| state.counters[self.counter_names[&name]] <= 0);
-            if !blocked {
+            let takes = matches!(task, Task::PacketRead { .. } | Task::PacketReduce { .. });
+            let missing = takes
+                && self.lines(rank, task).is_some()
+                && self.packet(state, rank, task).is_none();
+            if !blocked && !missing {
                 choices.push(Choice::Task(thread));
             }
         }
@@ -204,6 +258,7 @@ impl<'p> Machine<'p> {
             Choice::Effect { queue, item } => {
                 match state.queues[queue].remove(item) {
                     Effect::Record(counter) => state.counters[counter] += 1,
+                    Effect::Line { line, payload } => state.lines[line] = Some(payload),
                     Effect::Write { memory, at, data } => {
                         state.memories[memory][at..at + data.len()].copy_from_slice(&data);
                     }
@@ -301,6 +356,41 @@ impl<'p> Machine<'p> {
                 let data = self.load(state, me, src, elements(count)?)?;
                 let (memory, at) = self.find(state, peer.0, dst, elements(count)?)?;
                 state.queues[queue(peer)].push(Effect::Combine { memory, at, data });
+            }
+            Task::PacketWrite {
+                peer, src, bytes, ..
+            } => {
+                let lines = self.lines(me, task).ok_or(Wrong::OutOfBounds)?;
+                let data = self.load(state, me, src, bytes)?;
+                for (index, name) in lines.into_iter().enumerate() {
+                    let mut payload = [0; PAYLOAD];
+                    let part = data.chunks(PAYLOAD).nth(index).unwrap_or(&[]);
+                    payload[..part.len()].copy_from_slice(part);
+                    let line = self.line_names[&name];
+                    state.queues[queue(peer)].push(Effect::Line { line, payload });
+                }
+            }
+            Task::PacketRead { dst, bytes, .. } => {
+                let mut packet = self.packet(state, me, task).ok_or(Wrong::OutOfBounds)?;
+                packet.truncate(usize::try_from(bytes).unwrap());
+                self.store(state, me, dst, &packet)?;
+            }
+            Task::PacketReduce {
+                dst,
+                a,
+                count,
+                swapped,
+                ..
+            } => {
+                let mut packet = self.packet(state, me, task).ok_or(Wrong::OutOfBounds)?;
+                let own = self.load(state, me, a, elements(count)?)?;
+                packet.truncate(own.len());
+                let result = if swapped {
+                    self.combine(&packet, &own)
+                } else {
+                    self.combine(&own, &packet)
+                };
+                self.store(state, me, dst, &result)?;
             }
             Task::ThreadRecord {
                 thread: other,

@@ -149,7 +149,11 @@ fn may_be_unsafe(path: &str) -> bool {
         ["transports", _, "src", file] => ["sys.rs", "export.rs"].contains(&file),
         ["transports", _, "src", "sys", ..] => true,
         ["hcomm-data", "src", "reduce", ..] => true,
-        ["hcomm-data", "src", "copy.rs" | "memory.rs" | "owned.rs"] => true,
+        [
+            "hcomm-data",
+            "src",
+            "copy.rs" | "memory.rs" | "owned.rs" | "packet.rs",
+        ] => true,
         // a peer's program, outside the workspace: as its library wants it
         ["bench", "peers", "src", ..] => true,
         ["hcomm-data", "src", "message", "inbox.rs"] => true,
