@@ -37,6 +37,29 @@ const FORBID_UNSAFE: [&str; 7] = [
     "xtask-check",
 ];
 
+/// Files through which every task goes, or folders of such: they name no lock. Left out, because
+/// each names one: `hcomm-data/src/owned.rs`, which is the way around a lock and takes it where a
+/// queue changes hands; `queue.rs` and `thread.rs`, for the loan of a blocking run, one lock a run.
+/// Whether what is called from here takes one, no look at the source can tell.
+const HOT: [&str; 14] = [
+    "hcomm-data/src/channel.rs",
+    "hcomm-data/src/copy.rs",
+    "hcomm-data/src/driver.rs",
+    "hcomm-data/src/looks.rs",
+    "hcomm-data/src/memory.rs",
+    "hcomm-data/src/message/",
+    "hcomm-data/src/packet.rs",
+    "hcomm-data/src/program.rs",
+    "hcomm-data/src/reduce/",
+    "hcomm-data/src/runner.rs",
+    "hcomm-data/src/slice.rs",
+    "hcomm-data/src/work.rs",
+    "transports/host/src/barrier.rs",
+    "transports/host/src/channel.rs",
+];
+
+const LOCKS: [&str; 5] = ["Mutex", "MutexGuard", "RwLock", "Condvar", "Semaphore"];
+
 /// Whether files of this kind are looked at.
 pub(crate) fn has_rules(path: &Path) -> bool {
     let known = path
@@ -105,13 +128,35 @@ fn check_rust(path: &str, text: &str) -> Vec<Finding> {
     }
     let code = code_only(text);
     let words = words(&code);
+    // Models and tests, at the end of the file, may lock.
+    let lines: Vec<&str> = code.lines().collect();
+    let tests = lines
+        .windows(2)
+        .position(|pair| {
+            pair[0].starts_with("#[cfg(")
+                && pair[0].contains("test")
+                && pair[1].starts_with("mod ")
+                && pair[1].contains('{')
+        })
+        .map_or(usize::MAX, |line| line + 1);
     for (index, word) in words.iter().enumerate() {
         let before = index.checked_sub(1).map(|index| &words[index]);
         if let Some(what) = broken(path, before, word) {
             findings.push(Finding::new(path, word.line, what));
         }
+        if LOCKS.contains(&word.text) && word.line < tests && is_hot(path) {
+            let what = format!(
+                "{}: every task goes through this file, without a lock",
+                word.text
+            );
+            findings.push(Finding::new(path, word.line, what));
+        }
     }
     findings
+}
+
+fn is_hot(path: &str) -> bool {
+    HOT.iter().any(|hot| path.starts_with(hot))
 }
 
 /// What is wrong with a word, if anything is.
@@ -219,6 +264,24 @@ mod tests {
         ] {
             assert_eq!(whats(path, text), [""; 0], "{path}");
         }
+    }
+
+    #[test]
+    fn locks_are_found_where_every_task_goes() {
+        let text = "//! X.\n\nuse std::sync::Mutex;\n\n#[cfg(test)]\nmod tests {}\n";
+        for path in [
+            "hcomm-data/src/runner.rs",
+            "hcomm-data/src/reduce/mod.rs",
+            "transports/host/src/channel.rs",
+        ] {
+            assert!(one(path, text).starts_with(&format!("{path}:3: Mutex")));
+        }
+        assert_eq!(whats("hcomm-data/src/domain.rs", text), [""; 0]);
+        let text = "//! X.\n\n#[cfg(test)]\nconst N: u8 = 1;\n\nuse std::sync::RwLock;\n";
+        assert!(one("hcomm-data/src/work.rs", text).contains(":6: RwLock"));
+        let text =
+            "//! X.\n\n#[cfg(all(test, loom))]\nmod models {\n    use loom::sync::Mutex;\n}\n";
+        assert_eq!(whats("transports/host/src/channel.rs", text), [""; 0]);
     }
 
     #[test]
