@@ -13,16 +13,18 @@
 //! of the claim that it belongs to. It may have stored `inside` meanwhile, which is why every owner
 //! has a word of its own for that.
 
-use std::cell::UnsafeCell;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{PoisonError, TryLockError};
 
 use hcomm_transport::barrier::{self, Often};
+use hcomm_transport::sync::{
+    AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Cell, Mutex, MutexGuard, Ordering, spin_loop,
+    yield_now,
+};
 
 /// OS threads that may have owned one lock. Beyond, it has no owner any more, and is a plain one.
-const OWNERS: usize = 8;
+const OWNERS: usize = if cfg!(loom) { 2 } else { 8 };
 
 pub(crate) struct Owned<T> {
     /// Which of `owners` it is.
@@ -32,7 +34,7 @@ pub(crate) struct Owned<T> {
     fence: Often,
     owners: [Owner; OWNERS],
     others: Mutex<()>,
-    value: UnsafeCell<T>,
+    value: Cell<T>,
 }
 
 #[derive(Default)]
@@ -68,7 +70,7 @@ impl<T> Owned<T> {
             fence: Often::here(),
             owners: Default::default(),
             others: Mutex::new(()),
-            value: UnsafeCell::new(value),
+            value: Cell::new(value),
         }
     }
 
@@ -132,9 +134,9 @@ impl<T> Owned<T> {
         while self.owner_is_inside() {
             rounds += 1;
             if rounds.is_multiple_of(64) {
-                std::thread::yield_now();
+                yield_now();
             } else {
-                std::hint::spin_loop();
+                spin_loop();
             }
         }
         Guard {
@@ -217,7 +219,7 @@ impl<T> DerefMut for Guard<'_, T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: the one guard.
-        unsafe { &mut *self.lock.value.get() }
+        unsafe { &mut *self.lock.value.get_mut() }
     }
 }
 
@@ -234,7 +236,7 @@ impl<T> Drop for Guard<'_, T> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 
@@ -243,7 +245,7 @@ mod tests {
     #[test]
     fn one_at_a_time() {
         const THREADS: u64 = OWNERS as u64 + 2;
-        const ROUNDS: u64 = 2000;
+        const ROUNDS: u64 = if cfg!(miri) { 20 } else { 2000 };
         let lock = Owned::new(0_u64);
         std::thread::scope(|scope| {
             for here in 1..=THREADS {
@@ -290,5 +292,115 @@ mod tests {
         lock.lock(1).own(1);
         let _inside = lock.lock(1);
         let _again = lock.lock(1);
+    }
+}
+
+#[cfg(all(test, loom))]
+mod models {
+    use std::sync::Arc;
+
+    use hcomm_transport::sync::model::{Wrong, check, check_when};
+    use loom::thread;
+
+    use super::*;
+
+    /// The owner enters twice, while another OS thread enters once.
+    fn owner_and_other() {
+        let lock = Arc::new(Owned::new(0_u32));
+        lock.lock(1).own(1);
+        let other = Arc::clone(&lock);
+        let second = thread::spawn(move || *other.lock(2) += 1);
+        for _ in 0..2 {
+            *lock.lock(1) += 1;
+        }
+        second.join().unwrap();
+        assert_eq!(*lock.lock(1), 3);
+    }
+
+    /// Another OS thread takes the lock over while the owner enters, and enters as its owner then.
+    fn taken_over() {
+        let lock = Arc::new(Owned::new(0_u32));
+        lock.lock(1).own(1);
+        let other = Arc::clone(&lock);
+        let second = thread::spawn(move || {
+            let mut guard = other.lock(2);
+            guard.own(2);
+            *guard += 1;
+            drop(guard);
+            *other.lock(2) += 1;
+        });
+        *lock.lock(1) += 1;
+        second.join().unwrap();
+        assert_eq!(*lock.lock(1), 3);
+    }
+
+    /// The owner, and one who only tries.
+    fn tried() {
+        let lock = Arc::new(Owned::new(0_u32));
+        lock.lock(1).own(1);
+        let other = Arc::clone(&lock);
+        let second = thread::spawn(move || match other.try_lock(2) {
+            Some(mut guard) => {
+                *guard += 1;
+                1
+            }
+            None => 0,
+        });
+        *lock.lock(1) += 1;
+        let more = second.join().unwrap();
+        assert_eq!(*lock.lock(1), 1 + more);
+    }
+
+    /// Two others, one of which takes the lock over, and the owner.
+    fn two_others() {
+        let lock = Arc::new(Owned::new(0_u32));
+        lock.lock(1).own(1);
+        let others = [2, 3].map(|here| {
+            let lock = Arc::clone(&lock);
+            thread::spawn(move || {
+                let mut guard = lock.lock(here);
+                if here == 2 {
+                    guard.own(here);
+                }
+                *guard += 1;
+            })
+        });
+        *lock.lock(1) += 1;
+        for other in others {
+            other.join().unwrap();
+        }
+        assert_eq!(*lock.lock(1), 3);
+    }
+
+    #[test]
+    fn one_at_a_time() {
+        check(owner_and_other);
+    }
+
+    #[test]
+    fn one_at_a_time_while_it_is_taken_over() {
+        check(taken_over);
+    }
+
+    #[test]
+    fn one_at_a_time_when_one_only_tries() {
+        check(tried);
+    }
+
+    #[test]
+    fn one_at_a_time_of_three() {
+        check(two_others);
+    }
+
+    #[test]
+    #[should_panic(expected = "Causality violation")]
+    fn without_fences_it_is_seen() {
+        check_when(Wrong::NoFences, owner_and_other);
+    }
+
+    #[test]
+    #[should_panic(expected = "Causality violation")]
+    fn without_order_it_is_seen() {
+        check_when(Wrong::NoOrder, owner_and_other);
     }
 }

@@ -12,9 +12,9 @@ use hcomm_types::{Error, ErrorKind, Result};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
-use rustix::thread::futex;
 
 use crate::barrier;
+use crate::words::Words;
 
 /// The bell of this process. One for all communicators and OS threads in it; made at first use
 /// and kept until the process ends.
@@ -51,23 +51,14 @@ impl Bell {
     pub fn ring(&self) {
         // What was recorded before must be visible before the look at who sleeps.
         barrier::Often::here().fence();
-        if self.somebody_sleeps() {
+        if self.steps().somebody_sleeps() {
             self.wake();
         }
     }
 
-    /// Whether a ring would wake somebody. The ringer's fence comes before.
-    pub(crate) fn somebody_sleeps(&self) -> bool {
-        self.sleepers().load(Ordering::Relaxed) | self.pollers().load(Ordering::Relaxed) != 0
-    }
-
     #[cold]
     fn wake(&self) {
-        if self.sleepers().load(Ordering::Relaxed) != 0 {
-            self.sequence().fetch_add(1, Ordering::Release);
-            // A failure could only mean a bad address, which this is not.
-            let _ = futex::wake(self.sequence(), futex::Flags::empty(), i32::MAX as u32);
-        }
+        self.steps().wake_sleepers();
         if self.pollers().load(Ordering::Relaxed) != 0 {
             // A full counter (would block) has woken its readers already.
             let _ = rustix::io::write(&self.eventfd, &1u64.to_ne_bytes());
@@ -78,18 +69,7 @@ impl Bell {
     /// that somebody sleeps; if it finds something to do, there is no sleep. Returns whether it
     /// slept. May wake early for no reason.
     pub(crate) fn sleep(&self, timeout: Duration, look: &mut dyn FnMut() -> bool) -> bool {
-        let _listed = Listed::new(self.sleepers());
-        let seen = self.sequence().load(Ordering::Acquire);
-        if look() {
-            return false;
-        }
-        let timeout = rustix::fs::Timespec {
-            tv_sec: timeout.as_secs().min(i64::MAX as u64) as i64,
-            tv_nsec: timeout.subsec_nanos().into(),
-        };
-        // Every outcome (rung, changed meanwhile, timed out, a signal) means: look again.
-        let _ = futex::wait(self.sequence(), futex::Flags::empty(), seen, Some(&timeout));
-        true
+        self.steps().sleep(timeout, look)
     }
 
     /// Like [`Bell::sleep`], but in `poll` over the eventfd and other descriptors. `wait` gets the
@@ -99,7 +79,7 @@ impl Bell {
         look: &mut dyn FnMut() -> bool,
         wait: impl FnOnce(BorrowedFd<'_>),
     ) -> bool {
-        let _listed = Listed::new(self.pollers());
+        let _listed = self.steps().list_poller();
         if look() {
             return false;
         }
@@ -176,6 +156,14 @@ impl Bell {
         Ok(bell)
     }
 
+    fn steps(&self) -> Words<'_> {
+        Words {
+            sequence: self.sequence(),
+            sleepers: self.sleepers(),
+            pollers: self.pollers(),
+        }
+    }
+
     fn barrier(&self) -> &AtomicU32 {
         // SAFETY: as in `sequence`.
         unsafe { AtomicU32::from_ptr(&raw mut (*self.words.as_ptr()).barrier) }
@@ -205,24 +193,6 @@ impl fmt::Debug for Bell {
             .field("sleepers", self.sleepers())
             .field("pollers", self.pollers())
             .finish_non_exhaustive()
-    }
-}
-
-/// Being counted among those that a ring has to wake.
-struct Listed<'a>(&'a AtomicU32);
-
-impl<'a> Listed<'a> {
-    fn new(count: &'a AtomicU32) -> Self {
-        count.fetch_add(1, Ordering::SeqCst);
-        // Pairs with the fence of the ringer: either it sees us, or our look sees what it did.
-        barrier::seldom();
-        Self(count)
-    }
-}
-
-impl Drop for Listed<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Release);
     }
 }
 

@@ -11,6 +11,7 @@ use hcomm_types::{DataType, Error, ErrorKind, ReduceOp, Result};
 
 use crate::barrier::Often;
 use crate::bell::Bell;
+use crate::counts::{self, UNKNOWN};
 use crate::device::{Device, Lane, Turn};
 use crate::region::{Import, ImportInner, Region};
 
@@ -42,9 +43,6 @@ struct Peer {
     /// before it is written. Unknown after records that went through the plugin.
     counts: Box<[AtomicU64]>,
 }
-
-/// A count that has to be asked for.
-const UNKNOWN: u64 = u64::MAX;
 
 // SAFETY: the table's thread rules: slow calls may come from any thread, fast calls from one at a
 // time, which `turn` holds to.
@@ -617,14 +615,7 @@ impl Peer {
         }
         // SAFETY: as above.
         let count = unsafe { AtomicU64::from_ptr(&raw mut (*line).count) };
-        // One recorder: nobody else changes it.
-        let records = match known.load(Ordering::Relaxed) {
-            UNKNOWN => count.load(Ordering::Relaxed),
-            records => records,
-        };
-        let records = records.wrapping_add(1);
-        known.store(records, Ordering::Relaxed);
-        count.store(records, Ordering::Release);
+        counts::add_one(count, known);
     }
 
     /// The plugin may have recorded.
@@ -774,9 +765,7 @@ impl NotifyWord {
                 AtomicU64::from_ptr(&raw mut (*self.line.as_ptr()).served),
             ]
         };
-        count
-            .load(Ordering::Acquire)
-            .wrapping_add(served.load(Ordering::Acquire))
+        counts::sum(count, served)
     }
 
     /// Fingerprint of the latest record that carried one.

@@ -14,6 +14,7 @@
 pub mod barrier;
 mod bell;
 mod channel;
+mod counts;
 mod device;
 mod find;
 mod load;
@@ -22,8 +23,11 @@ mod raw;
 mod region;
 #[cfg(feature = "rust-door")]
 mod rust_door;
+#[doc(hidden)]
+pub mod sync;
 mod transports;
 mod waiter;
+mod words;
 
 pub use bell::Bell;
 pub use channel::{Channel, Connecting, Descriptor, Importing, NotifyWord, Posted};

@@ -23,6 +23,7 @@
 //! | `export` | the [`Shm`] type: the calls of the ABI, and the promises that its callers make |
 //! | `device` | an open device, what is open in it, the devices of this process, the door for peers |
 //! | `region` | memory of this side, and imports of the peer's |
+//! | `gate` | who is moving bytes of such memory |
 //! | `channel` | one end: its state and its end; how it connects; what it asks the peer |
 //! | `segment` | the memory of one end: notify lines and ring, byte by byte |
 //! | `ops` | `post`, `poll`, `flush`, `progress`, `check` |
@@ -39,6 +40,7 @@ mod channel;
 mod device;
 mod direct;
 mod export;
+mod gate;
 #[cfg(test)]
 mod hostile;
 mod limits;

@@ -1,8 +1,6 @@
 //! Memory of this side, and imports of the peer's.
 
-use core::hint::spin_loop;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU64, Ordering};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -14,13 +12,11 @@ use hcomm_transport_abi::{
 use crate::channel::{Answer, Channel, ChannelInner};
 use crate::device::{DeviceCore, Kind, Open, find_device, next_number, random_token};
 use crate::direct::{Place, Reach, call_in};
+use crate::gate::Gate;
 use crate::limits::{reserved_memory, system_fault, whole_pages};
 use crate::segment::map_peer_memory;
 use crate::sys::{Mapping, Span};
 use crate::wire::{RegionBlob, RegionKind, Token};
-
-/// The bit of [`RegionCore::gate`] that says that nobody may enter any more.
-const CLOSED: u64 = 1 << 63;
 
 /// A region, for the host.
 #[derive(Debug)]
@@ -36,8 +32,8 @@ pub(crate) struct RegionCore {
     key: Token,
     span: Span<'static>,
     backing: Option<Backing>,
-    /// How many are moving bytes right now, and [`CLOSED`].
-    gate: AtomicU64,
+    /// Keeps it in place while bytes of it are moved.
+    gate: Gate,
 }
 
 /// Allocated memory. The mapping lives as long as anybody in this process can reach it.
@@ -84,7 +80,7 @@ impl Region {
             key: random_token()?,
             span,
             backing,
-            gate: AtomicU64::new(0),
+            gate: Gate::default(),
         });
         device.add_region(&core);
         Ok(Self {
@@ -161,7 +157,7 @@ impl RegionCore {
 
     /// Whether nobody may enter any more.
     pub(crate) fn is_closed(&self) -> bool {
-        self.gate.load(Ordering::SeqCst) & CLOSED != 0
+        self.gate.is_closed()
     }
 
     /// The memory file of allocated memory.
@@ -172,28 +168,17 @@ impl RegionCore {
     /// Keeps the memory in place until the result is dropped; `None` if the user has taken it
     /// back already. Allocated memory lives as long as the region core itself.
     pub(crate) fn enter(&self) -> Option<Entered<'_>> {
-        if self.gate.fetch_add(1, Ordering::Acquire) & CLOSED == 0 || self.backing.is_some() {
-            return Some(Entered(self));
-        }
-        self.gate.fetch_sub(1, Ordering::Release);
-        None
+        self.gate
+            .enter(self.backing.is_some())
+            .then(|| Entered(self))
     }
 
     /// Shuts the gate and lets those inside finish: copies in progress on other threads of this
     /// process, which wait for nobody.
     fn close(&self) {
-        self.gate.fetch_or(CLOSED, Ordering::SeqCst);
-        if self.backing.is_some() {
-            return;
-        }
-        let mut rounds = 0_u32;
-        while self.gate.load(Ordering::Acquire) & !CLOSED != 0 {
-            rounds = rounds.saturating_add(1);
-            if rounds < 100 {
-                spin_loop();
-            } else {
-                std::thread::yield_now();
-            }
+        self.gate.close();
+        if self.backing.is_none() {
+            self.gate.wait_until_empty();
         }
     }
 }
@@ -206,7 +191,7 @@ impl<'a> Entered<'a> {
 
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
-        self.0.gate.fetch_sub(1, Ordering::Release);
+        self.0.gate.leave();
     }
 }
 
