@@ -41,6 +41,9 @@ struct Notify {
     seen: AtomicU64,
 }
 
+#[cfg(test)]
+pub(crate) const NOTIFY_BYTES: usize = size_of::<Notify>();
+
 /// Descriptors on their way: how many were posted, and the lane that counts how many completed.
 pub(crate) struct Outgoing {
     lane: Lane,

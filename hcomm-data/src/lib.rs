@@ -118,6 +118,8 @@ mod queue;
 #[allow(unsafe_code)]
 mod reduce;
 mod runner;
+#[cfg(test)]
+mod sizes;
 mod slice;
 mod thread;
 mod work;
