@@ -3,7 +3,7 @@
 use std::env;
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::cargo::{cargo, finish};
@@ -32,19 +32,20 @@ pub(crate) fn build() -> Result<PathBuf, Error> {
     Ok(release_folder()?.join("hcomm"))
 }
 
-/// Where cargo has put the release build: beside the folder this program was built into, wherever
-/// the target folder is and whatever set it.
+/// Where cargo has put the release build.
 fn release_folder() -> Result<PathBuf, Error> {
+    target_folder().map(|target| target.join("release"))
+}
+
+/// The target folder: the one this program was built into, wherever it is and whatever set it.
+pub(crate) fn target_folder() -> Result<PathBuf, Error> {
     let own = env::current_exe().map_err(|cause| Error::Start("xtask".into(), cause))?;
-    own.ancestors()
-        .nth(2)
-        .map(|target| target.join("release"))
-        .ok_or_else(|| {
-            Error::Missing(format!(
-                "{} lies in no target folder: call it as `cargo xtask`",
-                own.display()
-            ))
-        })
+    own.ancestors().nth(2).map(Path::to_owned).ok_or_else(|| {
+        Error::Missing(format!(
+            "{} lies in no target folder: call it as `cargo xtask`",
+            own.display()
+        ))
+    })
 }
 
 #[cfg(test)]

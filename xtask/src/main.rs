@@ -9,9 +9,11 @@ use std::process::ExitCode;
 mod cargo;
 mod command;
 mod error;
+mod loom;
 mod needs;
 mod peers;
 mod report;
+mod syscalls;
 mod test;
 
 const USAGE: &str = "\
@@ -31,6 +33,8 @@ Check the source:
   ci                     what CI runs: test
   tidy                   rules on dependencies, unsafe code, documentation and names
   abi [--check]          write the C header of the plugin ABI; or check it and its layout
+  syscalls [ROUNDS]      two ranks do every primitive under strace: no system call in between
+  loom                   models of the lock-free code, in every order
 
 Exit status: 0 done, 1 a check failed, 2 wrong usage; commands of hcomm keep their own.";
 
@@ -58,7 +62,13 @@ fn main() -> ExitCode {
         ("abi", ["--check"]) => {
             needs::programs(needs::For::Tests).and_then(|()| cargo::check(&["abi", "--check"]))
         }
-        ("test" | "ci" | "tidy" | "abi", _) => {
+        ("syscalls", []) => syscalls::run(syscalls::ROUNDS),
+        ("syscalls", [rounds]) => match rounds.parse() {
+            Ok(rounds) => syscalls::run(rounds),
+            Err(error) => return wrong_usage(&format!("rounds {rounds:?}: {error}")),
+        },
+        ("loom", []) => loom::run(),
+        ("test" | "ci" | "tidy" | "abi" | "syscalls" | "loom", _) => {
             return wrong_usage(&format!("{name} does not know {}", options.join(" ")));
         }
         _ => return wrong_usage(&format!("unknown command {name:?}")),

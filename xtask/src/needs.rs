@@ -29,7 +29,7 @@ struct Program {
     needed: For,
 }
 
-const PROGRAMS: [Program; 3] = [
+const PROGRAMS: [Program; 4] = [
     Program {
         name: "cc",
         package: "build-essential",
@@ -40,6 +40,12 @@ const PROGRAMS: [Program; 3] = [
         name: "c++",
         package: "build-essential",
         reason: "checks that the C header is C++ as well",
+        needed: For::Tests,
+    },
+    Program {
+        name: "strace",
+        package: "strace",
+        reason: "shows that the data plane makes no system calls",
         needed: For::Tests,
     },
     Program {
@@ -158,9 +164,10 @@ mod tests {
     #[test]
     fn each_package_is_named_once() {
         let all: Vec<&Program> = PROGRAMS.iter().collect();
-        assert_eq!(packages(&all), ["build-essential", "python3"]);
+        assert_eq!(packages(&all), ["build-essential", "python3", "strace"]);
         assert!(
-            apt_line(&packages(&all)).ends_with("--no-install-recommends build-essential python3")
+            apt_line(&packages(&all))
+                .ends_with("--no-install-recommends build-essential python3 strace")
         );
     }
 

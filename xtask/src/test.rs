@@ -8,6 +8,7 @@ use crate::cargo::{Ear, cargo, check, finish, listen};
 use crate::error::Error;
 use crate::needs;
 use crate::report::Tally;
+use crate::syscalls;
 
 /// How much is tested.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -24,7 +25,7 @@ struct Step {
     run: fn(Extent, &mut Tally) -> Result<(), Error>,
 }
 
-const STEPS: [Step; 8] = [
+const STEPS: [Step; 9] = [
     Step {
         name: "format",
         in_quick: true,
@@ -67,6 +68,11 @@ const STEPS: [Step; 8] = [
         name: "tests",
         in_quick: true,
         run: tests,
+    },
+    Step {
+        name: "syscalls",
+        in_quick: false,
+        run: |_, _| syscalls::run(syscalls::ROUNDS),
     },
     Step {
         name: "doc tests",
