@@ -106,10 +106,10 @@ pub(crate) fn run(comm: &Communicator, rounds: u32, watcher: &mut dyn Watcher) -
         side.alone(&called("write"), || thread.write(channel, &far, &near))?;
         side.alone(&called("read"), || thread.read(channel, &near, &far))?;
         side.alone(&called("write_reduce"), || {
-            thread.write_reduce(channel, &far, &near, dtype, ReduceOp::Max)
+            thread.write_reduce(channel, &far, &near, dtype, ReduceOp::Max, None)
         })?;
         side.alone(&called("read_reduce"), || {
-            thread.read_reduce(channel, &near, &far, dtype, ReduceOp::Max)
+            thread.read_reduce(channel, &near, &far, dtype, ReduceOp::Max, None)
         })?;
         side.alone(&called("copy"), || thread.copy(&other, &near))?;
         side.alone(&called("reduce"), || {
