@@ -269,3 +269,103 @@ pub(crate) fn get(value: &AtomicU64) -> u64 {
 pub(crate) fn set(value: &AtomicU64, new: u64) {
     value.store(new, Ordering::Relaxed);
 }
+
+#[cfg(all(test, loom))]
+mod models {
+    use std::sync::Arc;
+
+    use hcomm_transport::sync;
+    use hcomm_transport::sync::model::{Plain, Wrong, check, check_when};
+    use hcomm_types::DataType;
+    use loom::thread;
+
+    use super::super::header::{Header, Kind};
+    use super::*;
+
+    const CELLS: usize = 2;
+    const SHAPE: Shape = Shape {
+        cells: CELLS as u64,
+        data: CELL,
+    };
+
+    /// As much of an inbox as cells need: headers, payload, and what the peer has taken.
+    #[derive(Default)]
+    struct Inbox {
+        headers: [sync::AtomicU64; CELLS],
+        payload: [Plain<u64>; CELLS],
+        credit: [sync::AtomicU64; 2],
+    }
+
+    impl Inbox {
+        fn word(&self, word: usize) -> &sync::AtomicU64 {
+            match word {
+                lines::CREDIT_CELLS => &self.credit[0],
+                lines::CREDIT_DATA => &self.credit[1],
+                _ => &self.headers[(word - lines::CELLS) * 8 / CELL as usize],
+            }
+        }
+    }
+
+    // The orders of the real inbox.
+    impl Words for Inbox {
+        fn load(&self, word: usize) -> u64 {
+            self.word(word).load(Ordering::Acquire)
+        }
+
+        fn store(&self, word: usize, value: u64) {
+            self.word(word).store(value, Ordering::Release);
+        }
+    }
+
+    const HEADER: Header = Header {
+        kind: Kind::Short,
+        bytes: 8,
+        dtype: DataType::U8,
+    };
+
+    /// Three messages through two cells: the third one needs a cell that was given back.
+    fn three_through_two() {
+        const MESSAGES: u64 = 3;
+        let inboxes = Arc::new([Inbox::default(), Inbox::default()]);
+        let shared = Arc::clone(&inboxes);
+        let sender = thread::spawn(move || {
+            let [own, peer] = &*shared;
+            let tail = Tail::default();
+            for message in 0..MESSAGES {
+                while !tail.has_cells(SHAPE, own, 1) {
+                    thread::yield_now();
+                }
+                let at = tail.cells();
+                peer.payload[at as usize % CELLS].set(message + 1);
+                peer.store(SHAPE.header(at), HEADER.word(SHAPE.lap(at)));
+                tail.add_cells(1);
+            }
+        });
+        let [peer, own] = &*inboxes;
+        let head = Head::default();
+        for message in 0..MESSAGES {
+            let at = head.cells();
+            while Header::of(own.load(SHAPE.header(at)), SHAPE.lap(at))
+                .unwrap()
+                .is_none()
+            {
+                thread::yield_now();
+            }
+            assert_eq!(own.payload[at as usize % CELLS].get(), message + 1);
+            head.take_cells(1);
+            head.tell(peer);
+        }
+        sender.join().unwrap();
+    }
+
+    #[test]
+    fn no_cell_is_read_early_or_written_again_early() {
+        check(three_through_two);
+    }
+
+    #[test]
+    #[should_panic]
+    fn without_order_one_is() {
+        check_when(Wrong::NoOrder, three_through_two);
+    }
+}
