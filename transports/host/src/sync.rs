@@ -24,49 +24,38 @@ pub use {
         sync::{Mutex, MutexGuard},
         thread::yield_now,
     },
-    model::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, fence},
+    model::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Cell, fence},
     std::sync::atomic::Ordering,
 };
 
 /// A cell for a value that a protocol around it keeps to one OS thread at a time.
+#[cfg(not(loom))]
 #[derive(Debug)]
-pub struct Cell<T>(
-    #[cfg(not(loom))] std::cell::UnsafeCell<T>,
-    #[cfg(loom)] loom::cell::UnsafeCell<T>,
-);
+pub struct Cell<T>(std::cell::UnsafeCell<T>);
 
+#[cfg(not(loom))]
 impl<T> Cell<T> {
     /// A cell with this value.
-    pub fn new(value: T) -> Self {
-        #[cfg(not(loom))]
-        return Self(std::cell::UnsafeCell::new(value));
-        #[cfg(loom)]
-        return Self(loom::cell::UnsafeCell::new(value));
+    pub const fn new(value: T) -> Self {
+        Self(std::cell::UnsafeCell::new(value))
     }
 
-    /// The value, to look at. In a model, a failure if a change of it did not come before.
+    /// The value, to look at.
     #[inline(always)]
-    pub fn get(&self) -> *const T {
-        #[cfg(not(loom))]
-        return self.0.get();
-        #[cfg(loom)]
-        return self.0.with(|value| value);
+    pub const fn get(&self) -> *const T {
+        self.0.get()
     }
 
-    /// The value, to change. In a model, a failure if any access to it did not come before.
+    /// The value, to change.
     #[inline(always)]
-    pub fn get_mut(&self) -> *mut T {
-        #[cfg(not(loom))]
-        return self.0.get();
-        #[cfg(loom)]
-        return self.0.with_mut(|value| value);
+    pub const fn get_mut(&self) -> *mut T {
+        self.0.get()
     }
 }
 
 #[cfg(loom)]
 #[allow(missing_docs, reason = "the names and meanings of std")]
 pub mod model {
-    use std::cell::Cell;
     use std::sync::atomic::Ordering;
 
     /// How the code is made wrong, to see that a model notices.
@@ -81,7 +70,7 @@ pub mod model {
 
     thread_local! {
         // All threads of a model run on one OS thread.
-        static WRONG: Cell<Wrong> = const { Cell::new(Wrong::Nothing) };
+        static WRONG: std::cell::Cell<Wrong> = const { std::cell::Cell::new(Wrong::Nothing) };
     }
 
     /// Runs `model` in every order.
@@ -98,6 +87,25 @@ pub mod model {
     pub fn fence(order: Ordering) {
         if WRONG.get() != Wrong::NoFences {
             loom::sync::atomic::fence(order);
+        }
+    }
+
+    /// It is a failure if a change of the value did not come before a look at it, or any access
+    /// before a change.
+    #[derive(Debug)]
+    pub struct Cell<T>(loom::cell::UnsafeCell<T>);
+
+    impl<T> Cell<T> {
+        pub fn new(value: T) -> Self {
+            Self(loom::cell::UnsafeCell::new(value))
+        }
+
+        pub fn get(&self) -> *const T {
+            self.0.with(|value| value)
+        }
+
+        pub fn get_mut(&self) -> *mut T {
+            self.0.with_mut(|value| value)
         }
     }
 
