@@ -5,7 +5,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use hcomm_ctrl::Membership;
-use hcomm_data::{Buffers, MessageLink, Program, Slice, Thread, Turn};
+use hcomm_data::{Buffers, Engine, MessageLink, Program, Slice, Thread, Turn};
 use hcomm_types::{DataType, Element, Error, ErrorKind, Rank, ReduceOp, Result};
 
 use crate::algorithms::Params;
@@ -34,7 +34,8 @@ use crate::planner::Planner;
 pub struct Communicator {
     membership: Membership,
     main: Thread,
-    workers: RefCell<Vec<Thread>>,
+    /// Threads for the parts of programs but the first, by the engine that drives them.
+    workers: RefCell<Vec<(Engine, Vec<Thread>)>>,
     planner: RefCell<Planner>,
     /// Operations that took a half.
     halves: Cell<u64>,
@@ -78,7 +79,18 @@ impl Communicator {
     /// # Errors
     /// `LimitReached` beyond 40 threads, or beyond 640 notifies with that one.
     pub fn thread(&self, notifies: usize) -> Result<Thread> {
-        self.membership.thread(notifies.saturating_add(1))
+        self.thread_on(Engine::Cpu, notifies)
+    }
+
+    /// [`thread`](Self::thread), driven by its caller or by a worker: an OS thread of the library
+    /// that runs what is put on the thread while its user does something else.
+    ///
+    /// # Errors
+    /// Those of `thread`; for a worker also `InvalidArgument` for a core that may not be used, and
+    /// `LimitReached` if no OS thread can be had.
+    pub fn thread_on(&self, engine: Engine, notifies: usize) -> Result<Thread> {
+        self.membership
+            .thread_on(engine, notifies.saturating_add(1))
     }
 
     /// Every rank gets the element-wise combination of all ranks' inputs.
@@ -475,7 +487,10 @@ impl Communicator {
         input: &Slice,
         output: &Slice,
     ) -> Result<()> {
-        self.membership.used_here();
+        match thread.engine() {
+            Engine::Cpu => self.membership.used_here(),
+            _ => self.membership.used_by_worker(),
+        }
         let put = || {
             self.check_shape(shape)?;
             check_bytes(shape, self.rank(), input.bytes(), output.bytes())?;
@@ -571,7 +586,8 @@ impl Communicator {
             return Ok(None);
         }
         self.follow(thread)?;
-        let workers = self.workers(bound.program.threads.len().saturating_sub(1))?;
+        let parts = bound.program.threads.len();
+        let workers = self.workers(thread.engine(), parts.saturating_sub(1))?;
         let turn = self.turn(shape, bound.takes_half);
         Ok(Some(Begun {
             workers,
@@ -627,12 +643,24 @@ impl Communicator {
         }
     }
 
-    fn workers(&self, count: usize) -> Result<Vec<Thread>> {
+    /// Threads that go on as the first one does: where a worker drives it, it drives them, too.
+    fn workers(&self, engine: Engine, count: usize) -> Result<Vec<Thread>> {
+        if count == 0 {
+            return Ok(Vec::new());
+        }
         let mut workers = self.workers.borrow_mut();
+        let at = workers
+            .iter()
+            .position(|(known, _)| *known == engine)
+            .unwrap_or_else(|| {
+                workers.push((engine, Vec::new()));
+                workers.len() - 1
+            });
+        let workers = &mut workers[at].1;
         while workers.len() < count {
             workers.push(
                 self.membership
-                    .thread(hcomm_types::MAX_NOTIFIES_PER_THREAD)?,
+                    .thread_on(engine, hcomm_types::MAX_NOTIFIES_PER_THREAD)?,
             );
         }
         Ok(workers[..count].to_vec())

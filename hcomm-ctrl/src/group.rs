@@ -20,9 +20,12 @@ const PATIENCE: Duration = Duration::from_secs(20);
 #[derive(Debug)]
 pub(crate) struct Group {
     made_on: u64,
-    /// By rank: the OS thread that used it last, or 0.
+    /// By rank: the OS thread that used it last, or 0, or [`WORKER`].
     used_on: Vec<AtomicU64>,
 }
+
+/// Number of no OS thread of the user: a rank that a worker drives is held by none.
+const WORKER: u64 = u64::MAX;
 
 impl Group {
     /// A group of `size` ranks, made on this thread.
@@ -37,6 +40,13 @@ impl Group {
     pub(crate) fn used_here(&self, rank: Rank) {
         if let Some(used_on) = self.used_on.get(rank.index()) {
             used_on.store(this_thread(), Ordering::Relaxed);
+        }
+    }
+
+    /// Notes that a worker drives a rank's latest operation.
+    pub(crate) fn used_by_worker(&self, rank: Rank) {
+        if let Some(used_on) = self.used_on.get(rank.index()) {
+            used_on.store(WORKER, Ordering::Relaxed);
         }
     }
 
@@ -107,6 +117,16 @@ mod tests {
         let error = group.check(Rank(0), PATIENCE).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::WouldDeadlock);
         assert!(error.to_string().contains("rank 1, 2"), "{error}");
+    }
+
+    #[test]
+    fn ranks_that_a_worker_drives_do_not_count() {
+        let group = Group::new(2);
+        group.used_here(Rank(0));
+        group.used_by_worker(Rank(1));
+        assert!(group.check(Rank(0), PATIENCE * 2).is_ok());
+        group.used_here(Rank(1));
+        assert!(group.check(Rank(0), PATIENCE * 2).is_err());
     }
 
     #[test]

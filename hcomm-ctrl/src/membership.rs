@@ -128,8 +128,17 @@ impl Membership {
     /// # Errors
     /// `LimitReached` beyond 40 threads or 640 notifies.
     pub fn thread(&self, notifies: usize) -> Result<Thread> {
+        self.thread_on(Engine::Cpu, notifies)
+    }
+
+    /// A new in-order queue with `notifies` notifies, driven by its caller or by a worker.
+    ///
+    /// # Errors
+    /// `LimitReached` beyond 40 threads or 640 notifies; those of a worker, see
+    /// [`Thread::new`](hcomm_data::Thread::new).
+    pub fn thread_on(&self, engine: Engine, notifies: usize) -> Result<Thread> {
         self.check_usable()
-            .and_then(|()| Thread::new(&self.shared.domain, Engine::Cpu, notifies))
+            .and_then(|()| Thread::new(&self.shared.domain, engine, notifies))
             .map_err(|error| error.at_rank(self.rank()))
     }
 
@@ -319,6 +328,14 @@ impl Membership {
     pub fn used_here(&self) {
         if let Some(group) = &self.shared.group {
             group.used_here(self.rank());
+        }
+    }
+
+    /// Notes that the rank goes on without an OS thread of its user: a worker drives it.
+    #[doc(hidden)] // for the layer above
+    pub fn used_by_worker(&self) {
+        if let Some(group) = &self.shared.group {
+            group.used_by_worker(self.rank());
         }
     }
 
@@ -579,6 +596,7 @@ impl Shared {
         // Whatever is still queued on the user's threads would wait for nobody.
         self.domain
             .abort(Error::new(ErrorKind::Closed, "the communicator was closed").at_rank(self.rank));
+        self.domain.join_workers();
         let links = std::mem::take(&mut lock(&self.links).ready);
         drop(links);
         lock(&self.memories).clear();

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use hcomm_transport::{Device, Waiter};
@@ -11,6 +11,7 @@ use smallvec::SmallVec;
 
 use crate::failure::Failure;
 use crate::queue::Queue;
+use crate::worker::{CpuTs, Worker};
 
 /// The layer above: who the peers are, and whether they live.
 ///
@@ -55,6 +56,7 @@ pub(crate) struct DomainInner {
     devices: Mutex<SmallVec<[Device; 4]>>,
     /// All queues that are open.
     queues: Mutex<Vec<Weak<Queue>>>,
+    workers: Mutex<Vec<Arc<Worker>>>,
 }
 
 impl Domain {
@@ -70,6 +72,7 @@ impl Domain {
             threads: AtomicUsize::new(0),
             devices: Mutex::default(),
             queues: Mutex::default(),
+            workers: Mutex::default(),
         }))
     }
 
@@ -77,6 +80,13 @@ impl Domain {
     /// and whoever sleeps in one of their waits wakes. From any OS thread.
     pub fn abort(&self, cause: Error) {
         self.0.abort(cause);
+    }
+
+    /// After an abort: returns when the workers of this domain have ended. A worker that calls it
+    /// does not wait for itself.
+    pub fn join_workers(&self) {
+        let workers = std::mem::take(&mut *self.0.workers());
+        workers.iter().for_each(|worker| worker.join());
     }
 
     /// The cause of the end, if it was aborted.
@@ -131,6 +141,10 @@ impl DomainInner {
 
     pub(crate) fn waiter(&self) -> &dyn Waiter {
         &*self.waiter
+    }
+
+    pub(crate) fn waiter_shared(&self) -> Arc<dyn Waiter> {
+        Arc::clone(&self.waiter)
     }
 
     pub(crate) fn timeout(&self) -> Duration {
@@ -190,6 +204,43 @@ impl DomainInner {
             format!("a communicator has at most {most} threads, and all are in use"),
         )
         .hint("drop a thread that is not needed any more"))
+    }
+
+    /// A queue with this many notifies that a worker drives, which starts if it does not run yet.
+    pub(crate) fn open_on_worker(
+        self: &Arc<Self>,
+        options: CpuTs,
+        notifies: usize,
+    ) -> Result<Arc<Queue>> {
+        let mut workers = self.workers();
+        if let Some(cause) = self.aborted() {
+            return Err(cause.clone());
+        }
+        let mut known = None;
+        if let Some(at) = workers.iter().position(|worker| worker.has_number(options)) {
+            if workers[at].reserve(options)? {
+                known = Some(Arc::clone(&workers[at]));
+            } else {
+                // It is about to end.
+                workers.remove(at).join();
+            }
+        }
+        let worker = match known {
+            Some(worker) => worker,
+            None => {
+                let worker = Worker::start(self, options, workers.len())?;
+                workers.push(Arc::clone(&worker));
+                worker
+            }
+        };
+        self.open_thread().inspect_err(|_| worker.give_back())?;
+        let queue = Queue::new(Arc::clone(self), notifies, Some(Arc::clone(&worker)));
+        worker.deliver(&queue);
+        Ok(queue)
+    }
+
+    fn workers(&self) -> MutexGuard<'_, Vec<Arc<Worker>>> {
+        self.workers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Remembers a queue for as long as it is open.

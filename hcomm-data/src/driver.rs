@@ -135,9 +135,15 @@ pub(crate) fn drive_queues() -> bool {
 }
 
 /// A wait that is going on: rounds of driving, and pauses between them.
-pub(crate) struct Wait<'a, Q> {
-    /// The queues that are waited for. Driven even when their home is another OS thread.
+pub(crate) struct Wait<'a, Q>
+where
+    Q: Iterator<Item = &'a Arc<Queue>> + Clone,
+{
+    /// The queues that are waited for. Driven even when their home is another OS thread, unless
+    /// that is a worker.
     queues: Q,
+    /// What their workers have told so far.
+    tally: usize,
     domain: &'a DomainInner,
     timeout: Option<Duration>,
     /// When the first look has found nothing, and when it has to end: most waits are over before
@@ -159,12 +165,21 @@ where
     Q: Iterator<Item = &'a Arc<Queue>> + Clone,
 {
     pub(crate) fn new(queues: Q, domain: &'a DomainInner, timeout: Option<Duration>) -> Self {
+        let mut phase = Phase::default();
+        for inbox in queues.clone().filter_map(|queue| queue.inbox()) {
+            inbox.await_it();
+            if !inbox.worker.spins() {
+                // It needs this core.
+                phase.add(domain.waiter().spins());
+            }
+        }
         Self {
+            tally: tally(queues.clone()),
             queues,
             domain,
             timeout,
             times: None,
-            phase: Phase::default(),
+            phase,
             rounds: 0,
             devices: SmallVec::new(),
         }
@@ -217,7 +232,7 @@ where
     }
 
     fn would_advance(&self) -> bool {
-        self.queues.clone().any(would_advance)
+        self.queues.clone().any(would_advance) || self.tally != tally(self.queues.clone())
     }
 
     /// Runs what can run.
@@ -226,11 +241,15 @@ where
         let number = here();
         for queue in self.queues.clone() {
             if queue.home.load(Ordering::Relaxed) != number
+                && !is_served(queue)
                 && let Some(mut state) = queue.try_lock()
             {
                 happened |= state.advance(queue);
             }
         }
+        let tally = tally(self.queues.clone());
+        happened |= self.tally != tally;
+        self.tally = tally;
         happened
     }
 
@@ -240,7 +259,7 @@ where
         // The clock is not asked in each round of a spin.
         const ROUNDS_A_LOOK: u32 = 64;
         if self.rounds == 0 {
-            collect_devices(&mut self.devices);
+            self.collect_devices();
         }
         SHORT_WAITS.set(0);
         self.rounds = self.rounds.wrapping_add(1);
@@ -255,8 +274,8 @@ where
                 // What has arrived counts, even if its sender is gone by now.
                 progress(&self.devices);
                 self.drive();
-                self.check();
-                collect_devices(&mut self.devices);
+                check(self.queues.clone());
+                self.collect_devices();
             }
         }
         if look_at_clock {
@@ -269,6 +288,12 @@ where
             }
         }
         Ok(())
+    }
+
+    /// Devices of this OS thread, and of the domain in case that only workers use it.
+    fn collect_devices(&mut self) {
+        collect_devices(&mut self.devices);
+        self.domain.collect_devices(&mut self.devices);
     }
 
     fn times(&mut self) -> (Nanos, Deadline) {
@@ -285,8 +310,10 @@ where
         let (_, until) = self.times();
         let devices = &self.devices;
         let queues = &self.queues;
+        let told = self.tally;
         let mut look = || {
             queues.clone().any(would_advance)
+                || told != tally(queues.clone())
                 || HERE.with(|here| here.busy.borrow().iter().any(would_advance))
                 // Completions are seen only by asking; what it finds is looked at in the next
                 // round.
@@ -302,43 +329,81 @@ where
             },
         )
     }
+}
 
-    /// Looks at what rings no bell: whether the peers live, whether the links work.
-    fn check(&self) {
-        let busy: SmallVec<[Arc<Queue>; 16]> = HERE.with(|here| {
-            let mut all: SmallVec<_> = here.busy.borrow().iter().cloned().collect();
-            for queue in self.queues.clone() {
-                if !all.iter().any(|known| Arc::ptr_eq(known, queue)) {
-                    all.push(Arc::clone(queue));
-                }
-            }
-            all
-        });
-        let mut asked: SmallVec<[(*const DomainInner, Option<Error>); 4]> = SmallVec::new();
-        for queue in &busy {
-            let domain = Arc::as_ptr(&queue.domain);
-            let lost = match asked.iter().find(|(known, _)| *known == domain) {
-                Some((_, lost)) => lost.clone(),
-                None => {
-                    let lost = queue.domain.peers().check().err();
-                    asked.push((domain, lost.clone()));
-                    lost
-                }
-            };
-            let mut state = queue.lock();
-            // The layer above knows more about a loss than the link does.
-            if let Some(lost) = lost {
-                state.fail_if_stuck(queue, |_| lost);
-            }
-            state.check_channels(queue);
+impl<'a, Q> Drop for Wait<'a, Q>
+where
+    Q: Iterator<Item = &'a Arc<Queue>> + Clone,
+{
+    fn drop(&mut self) {
+        for inbox in self.queues.clone().filter_map(|queue| queue.inbox()) {
+            inbox.await_no_more();
         }
     }
 }
 
+/// Looks at what rings no bell: whether the peers live, whether the links work. For all queues of
+/// this OS thread with something left to do, and for some that are waited for.
+pub(crate) fn check<'a>(waited: impl Iterator<Item = &'a Arc<Queue>>) {
+    let busy: SmallVec<[Arc<Queue>; 16]> = HERE.with(|here| {
+        let mut all: SmallVec<_> = here.busy.borrow().iter().cloned().collect();
+        for queue in waited.filter(|queue| !is_served(queue)) {
+            if !all.iter().any(|known| Arc::ptr_eq(known, queue)) {
+                all.push(Arc::clone(queue));
+            }
+        }
+        all
+    });
+    let mut asked: SmallVec<[(*const DomainInner, Option<Error>); 4]> = SmallVec::new();
+    for queue in &busy {
+        let domain = Arc::as_ptr(&queue.domain);
+        let lost = match asked.iter().find(|(known, _)| *known == domain) {
+            Some((_, lost)) => lost.clone(),
+            None => {
+                let lost = queue.domain.peers().check().err();
+                asked.push((domain, lost.clone()));
+                lost
+            }
+        };
+        let mut state = queue.lock();
+        // The layer above knows more about a loss than the link does.
+        if let Some(lost) = lost {
+            state.fail_if_stuck(queue, |_| lost);
+        }
+        state.check_channels(queue);
+    }
+}
+
+/// Whether a worker drives it, so that nobody else has to.
+fn is_served(queue: &Arc<Queue>) -> bool {
+    queue.inbox().is_some_and(|inbox| !inbox.worker.has_ended())
+}
+
+/// A number that changes whenever a worker has told something about one of the queues.
+fn tally<'a>(queues: impl Iterator<Item = &'a Arc<Queue>>) -> usize {
+    queues
+        .filter_map(|queue| queue.inbox())
+        .fold(0, |sum, inbox| sum.wrapping_add(inbox.tally()))
+}
+
+/// Whether one of the queues of this OS thread that have something left to do would go on.
+pub(crate) fn listed_would_advance() -> bool {
+    LISTED.get() > 0 && HERE.with(|here| here.busy.borrow().iter().any(would_advance))
+}
+
+/// Drops what this OS thread drives: it ends.
+pub(crate) fn forget() {
+    let busy = HERE.with(|here| std::mem::take(&mut *here.busy.borrow_mut()));
+    LISTED.set(0);
+    drop(busy);
+}
+
 fn would_advance(queue: &Arc<Queue>) -> bool {
-    queue
-        .try_lock()
-        .is_none_or(|state| state.would_advance(queue))
+    // What a worker of another OS thread does is told, not looked at.
+    (queue.home.load(Ordering::Relaxed) == here() || !is_served(queue))
+        && queue
+            .try_lock()
+            .is_none_or(|state| state.would_advance(queue))
 }
 
 /// Moves all devices in use by this OS thread on, once.
@@ -349,7 +414,7 @@ pub(crate) fn progress_here() -> bool {
     progress(&devices)
 }
 
-fn collect_devices(list: &mut SmallVec<[Device; 4]>) {
+pub(crate) fn collect_devices(list: &mut SmallVec<[Device; 4]>) {
     list.clear();
     HERE.with(|here| {
         for domain in here.domains.borrow().iter().filter_map(Weak::upgrade) {
@@ -360,7 +425,7 @@ fn collect_devices(list: &mut SmallVec<[Device; 4]>) {
 
 /// Moves devices on; returns whether something was done. A device that breaks ends the queues of
 /// its domains that have something left to do.
-fn progress(devices: &[Device]) -> bool {
+pub(crate) fn progress(devices: &[Device]) -> bool {
     let mut happened = false;
     for device in devices {
         match device.progress() {

@@ -26,6 +26,9 @@
 //! it. After each sleep come the questions that no bell announces: do the peers live
 //! ([`Peers::check`]), do the links work, has the deadline passed.
 //!
+//! **Work beside.** With the engine [`CpuTs`](Engine::CpuTs), `worker` does all that instead of the
+//! caller, whose calls end when a task is in the `inbox`.
+//!
 //! **Fail.** The first failure of a thread is its last task: it is explained by the layer above
 //! ([`Peers::explain`]: this crate knows labels, no ranks), stays as the first cause, and is the
 //! answer to every later call. Nothing that was queued runs.
@@ -105,6 +108,7 @@ mod domain;
 mod driver;
 mod failure;
 mod hand_over;
+mod inbox;
 mod looks;
 #[allow(unsafe_code)]
 mod memory;
@@ -117,12 +121,15 @@ mod program;
 mod queue;
 #[allow(unsafe_code)]
 mod reduce;
+#[allow(unsafe_code)]
+mod ring;
 mod runner;
 #[cfg(test)]
 mod sizes;
 mod slice;
 mod thread;
 mod work;
+mod worker;
 
 pub use channel::Channel;
 pub use copy::{Hint, copy};
@@ -135,3 +142,4 @@ pub use reduce::{reduce, reduce_kernel, vector_level};
 pub use slice::{Memory, RemoteSlice, Slice};
 pub use thread::{Engine, Thread};
 pub use work::BatchOp;
+pub use worker::CpuTs;

@@ -9,14 +9,16 @@ use smallvec::SmallVec;
 
 use crate::channel::Channel;
 use crate::domain::DomainInner;
-use crate::driver;
+use crate::driver::{self, TimedOut, Wait};
 use crate::failure::Failure;
+use crate::inbox::{Inbox, Intake};
 use crate::looks::Looks;
 use crate::memory::Loan;
 use crate::message::Step;
 use crate::owned::{Guard, Owned};
 use crate::runner::{Reason, Runner, no_thread_notify};
 use crate::work::{Run, Task, Work};
+use crate::worker::Worker;
 
 /// Room for tasks before a queue has to grow.
 const ROOM: usize = 128;
@@ -27,6 +29,8 @@ pub(crate) struct Queue {
     notifies: Box<[AtomicU64]>,
     /// Number of the OS thread that drives it.
     pub(crate) home: AtomicU64,
+    /// How a worker gets its tasks, if one drives it.
+    inbox: Option<Arc<Inbox>>,
     state: Owned<State>,
     /// The loan of blocking runs, kept for the next one.
     pub(crate) loan: Mutex<Option<Arc<Loan>>>,
@@ -45,12 +49,22 @@ pub(crate) struct State {
     met: u64,
     /// Queues of the parts of the latest program.
     team: Option<Arc<[Weak<Queue>]>>,
+    /// Where a worker's tasks come from.
+    intake: Option<Intake>,
+    /// How often something has happened. It wraps.
+    moves: u64,
 }
 
 impl Queue {
-    pub(crate) fn new(domain: Arc<DomainInner>, notifies: usize) -> Arc<Self> {
+    pub(crate) fn new(
+        domain: Arc<DomainInner>,
+        notifies: usize,
+        worker: Option<Arc<Worker>>,
+    ) -> Arc<Self> {
         let runner = Runner::new(domain.peers_shared(), notifies);
+        let (inbox, intake) = worker.map(Inbox::new).unzip();
         Arc::new(Self {
+            inbox,
             domain,
             notifies: (0..notifies).map(|_| AtomicU64::new(0)).collect(),
             home: AtomicU64::new(0),
@@ -62,6 +76,8 @@ impl Queue {
                 known_devices: SmallVec::new(),
                 met: 0,
                 team: None,
+                intake,
+                moves: 0,
             }),
             loan: Mutex::new(None),
         })
@@ -69,6 +85,12 @@ impl Queue {
 
     pub(crate) fn notifies(&self) -> usize {
         self.notifies.len()
+    }
+
+    /// How a worker gets its tasks, if one drives it.
+    #[inline]
+    pub(crate) fn inbox(&self) -> Option<&Inbox> {
+        self.inbox.as_deref()
     }
 
     pub(crate) fn lock(&self) -> Guard<'_, State> {
@@ -100,6 +122,9 @@ impl Queue {
         work: Work<'_>,
         task: impl FnOnce() -> Task,
     ) -> Result<()> {
+        if let Some(inbox) = &self.inbox {
+            return self.hand_over(inbox, std::iter::once_with(task));
+        }
         let mut state = self.open(work.channel())?;
         if state.tasks.is_empty() {
             match state.runner.step(work, &self.notifies) {
@@ -122,6 +147,9 @@ impl Queue {
         channel: &Channel,
         work: impl FnOnce() -> Result<bool, Failure>,
     ) -> Result<bool> {
+        if self.inbox.is_some() {
+            return Ok(false);
+        }
         let mut state = self.open(Some(channel))?;
         if state.is_busy() {
             return Ok(false);
@@ -146,6 +174,9 @@ impl Queue {
     /// nothing to queue.
     pub(crate) fn take_soon(self: &Arc<Self>, channel: &Channel, notify: u32) -> Result<bool> {
         const LOOKS: u32 = 512;
+        if self.inbox.is_some() {
+            return Ok(false);
+        }
         let mut state = self.open(Some(channel))?;
         if state.is_busy() || driver::listed() > 0 {
             return Ok(false);
@@ -174,6 +205,9 @@ impl Queue {
     #[inline]
     pub(crate) fn try_now(self: &Arc<Self>, work: Work<'_>) -> Result<bool> {
         const LOOKS: u32 = 512;
+        if self.inbox.is_some() {
+            return Ok(false);
+        }
         let mut state = self.open(work.channel())?;
         if !state.tasks.is_empty() {
             return Ok(false);
@@ -210,6 +244,9 @@ impl Queue {
 
     /// Submits one task that is not tried at once.
     pub(crate) fn submit_task(self: &Arc<Self>, task: Task) -> Result<()> {
+        if let Some(inbox) = &self.inbox {
+            return self.hand_over(inbox, std::iter::once(task));
+        }
         let mut state = self.open(None)?;
         state.tasks.push_back(task);
         state.advance(self);
@@ -224,6 +261,10 @@ impl Queue {
         work: impl Fn(usize) -> Work<'a>,
         task: impl Fn(usize) -> Task,
     ) -> Result<()> {
+        if let Some(inbox) = &self.inbox {
+            let tasks = std::iter::once(Task::Batch(count)).chain((0..count).map(task));
+            return self.hand_over(inbox, tasks);
+        }
         let mut state = self.open(Some(channel))?;
         let is_first = state.tasks.is_empty();
         let done = if is_first {
@@ -254,6 +295,9 @@ impl Queue {
 
     /// Submits a part of a program.
     pub(crate) fn submit_run(self: &Arc<Self>, run: Run) -> Result<()> {
+        if let Some(inbox) = &self.inbox {
+            return self.hand_over(inbox, std::iter::once(Task::Run(run)));
+        }
         let mut state = self.open(None)?;
         for link in &run.program.links {
             state.meet(&self.domain, &link.channel);
@@ -270,6 +314,10 @@ impl Queue {
     /// # Errors
     /// The cause of failure.
     pub(crate) fn come_home(self: &Arc<Self>) -> Result<bool> {
+        if self.inbox.is_some() {
+            // It stays with its worker.
+            return self.is_idle();
+        }
         let mut state = self.open(None)?;
         state.settle(&self.domain);
         let idle = !state.is_busy();
@@ -279,6 +327,11 @@ impl Queue {
 
     /// The cause of failure of this queue or its domain.
     pub(crate) fn poisoned(&self) -> Option<Error> {
+        if let Some(inbox) = &self.inbox
+            && !inbox.has_failed()
+        {
+            return self.domain.aborted().cloned();
+        }
         let state = self.lock();
         state
             .poison
@@ -291,6 +344,10 @@ impl Queue {
     /// # Errors
     /// The cause of failure.
     pub(crate) fn is_idle(&self) -> Result<bool> {
+        if let Some(inbox) = &self.inbox {
+            let is_done = inbox.is_done();
+            return self.poisoned().map_or(Ok(is_done), Err);
+        }
         let mut state = self.lock();
         state.settle(&self.domain);
         match &state.poison {
@@ -310,7 +367,8 @@ impl Queue {
     /// Drops what holds lent buffers, if anything does, and fails with `cause` for it.
     pub(crate) fn cancel_lent(&self, cause: impl FnOnce() -> Error) {
         let mut state = self.lock();
-        if state.tasks.iter().any(Task::is_lent) {
+        // What is on its way to a worker cannot be looked through.
+        if self.inbox.is_some() || state.tasks.iter().any(Task::is_lent) {
             state.poison(&self.domain, cause());
         }
     }
@@ -322,8 +380,16 @@ impl Queue {
         others: impl ExactSizeIterator<Item = &'a Arc<Self>> + Clone,
     ) -> Arc<[Weak<Self>]> {
         let members = || std::iter::once(self).chain(others.clone());
-        let mut state = self.lock();
-        if let Some(team) = &state.team {
+        // The lock of a worker's queue is the worker's.
+        let (mut submitter, mut state);
+        let kept = if let Some(inbox) = &self.inbox {
+            submitter = inbox.submitter();
+            &mut submitter.team
+        } else {
+            state = self.lock();
+            &mut state.team
+        };
+        if let Some(team) = kept {
             let same = team.len() == 1 + others.len()
                 && team
                     .iter()
@@ -334,8 +400,44 @@ impl Queue {
             }
         }
         let team: Arc<[Weak<Self>]> = members().map(Arc::downgrade).collect();
-        state.team = Some(Arc::clone(&team));
+        *kept = Some(Arc::clone(&team));
         team
+    }
+
+    /// Gives tasks to the worker, all of them one after the other: nobody else's come in between.
+    #[inline]
+    fn hand_over(self: &Arc<Self>, inbox: &Inbox, tasks: impl Iterator<Item = Task>) -> Result<()> {
+        if let Some(cause) = self.poisoned() {
+            return Err(cause);
+        }
+        let mut submitter = inbox.submitter();
+        for task in tasks {
+            let mut pushed = submitter.pusher.push(task);
+            while let Err(task) = pushed {
+                self.wait_for_room(inbox)?;
+                pushed = submitter.pusher.push(task);
+            }
+        }
+        drop(submitter);
+        inbox.nudge();
+        Ok(())
+    }
+
+    /// Waits until the worker has taken tasks over, and drives what this OS thread has to drive.
+    #[cold]
+    fn wait_for_room(self: &Arc<Self>, inbox: &Inbox) -> Result<()> {
+        inbox.nudge();
+        let mut wait = Wait::new(std::iter::once(self), &self.domain, None);
+        let room = || match self.poisoned() {
+            Some(cause) => Some(Err(cause)),
+            None => (!inbox.is_full()).then_some(Ok(())),
+        };
+        wait.until(room).unwrap_or_else(|TimedOut { elapsed }| {
+            let mut state = self.lock();
+            let cause = driver::timed_out(&state, &self.domain, elapsed);
+            state.poison(&self.domain, cause.clone());
+            Err(cause)
+        })
     }
 
     /// Locks it for a submission from this OS thread, which becomes its home. Always inlined: a
@@ -373,7 +475,7 @@ impl Queue {
     }
 
     #[inline]
-    fn list_if_busy(self: &Arc<Self>, state: &mut State) {
+    pub(crate) fn list_if_busy(self: &Arc<Self>, state: &mut State) {
         if state.is_busy() && !state.is_listed {
             state.is_listed = true;
             driver::list(self);
@@ -390,7 +492,7 @@ impl Drop for Queue {
 impl State {
     /// Runs tasks until one has to wait. Returns whether anything happened.
     pub(crate) fn advance(&mut self, queue: &Queue) -> bool {
-        let mut happened = false;
+        let mut happened = self.take_in(&queue.domain);
         loop {
             if self.poison.is_none()
                 && let Some(cause) = queue.domain.aborted()
@@ -403,6 +505,8 @@ impl State {
                 break;
             };
             let (done, length) = match head {
+                // The rest of it is on its way to the worker.
+                Task::Batch(count) if self.tasks.len() <= *count => break,
                 Task::Batch(count) => {
                     let (count, tasks) = (*count, &self.tasks);
                     let done = match tasks.get(1) {
@@ -435,7 +539,55 @@ impl State {
             }
         }
         happened |= self.settle(&queue.domain);
-        happened | self.runner.has_moved()
+        happened |= self.runner.has_moved();
+        if happened {
+            self.moves = self.moves.wrapping_add(1);
+            self.tell(&queue.domain);
+        }
+        happened
+    }
+
+    /// How often something has happened. It wraps.
+    pub(crate) const fn moves(&self) -> u64 {
+        self.moves
+    }
+
+    /// Takes over what was submitted to the worker; returns whether there was something. After a
+    /// failure it is dropped.
+    #[inline]
+    fn take_in(&mut self, domain: &DomainInner) -> bool {
+        let mut happened = false;
+        while let Some(task) = self.intake.as_mut().and_then(|intake| intake.popper.pop()) {
+            happened = true;
+            if self.poison.is_some() {
+                continue;
+            }
+            match &task {
+                Task::Run(run) => {
+                    for link in &run.program.links {
+                        self.meet(domain, &link.channel);
+                    }
+                }
+                task => {
+                    if let Some(channel) = task.channel() {
+                        self.meet(domain, channel);
+                    }
+                }
+            }
+            self.tasks.push_back(task);
+        }
+        happened
+    }
+
+    /// Tells those who submit to a worker how far it is.
+    #[inline]
+    fn tell(&self, domain: &DomainInner) {
+        if let Some(intake) = &self.intake {
+            if !self.is_busy() {
+                intake.tell_done();
+            }
+            intake.wake(domain);
+        }
     }
 
     /// Lets go of what has completed; returns whether something had.
@@ -528,8 +680,13 @@ impl State {
         if self.poison.is_none() {
             self.poison = Some(cause);
         }
+        self.take_in(domain);
         self.tasks.clear();
         self.runner.next();
+        if let Some(intake) = &self.intake {
+            intake.tell_failed();
+        }
+        self.tell(domain);
     }
 
     /// What the task at the head waits for, in words, and the label of the peer.

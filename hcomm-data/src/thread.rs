@@ -19,13 +19,17 @@ use crate::queue::Queue;
 use crate::runner::no_thread_notify;
 use crate::slice::{Memory, RemoteSlice, Slice};
 use crate::work::{BatchOp, Message, Run, RunBuffers, Task, Work};
+use crate::worker::CpuTs;
 
 /// Who drives a thread.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Engine {
     /// The OS thread that uses it: tasks run inside its calls.
+    #[default]
     Cpu,
+    /// A worker, which is an OS thread of the library: tasks run beside the caller.
+    CpuTs(CpuTs),
 }
 
 /// An in-order queue of tasks. A clone is the same queue.
@@ -35,6 +39,12 @@ pub enum Engine {
 /// thread, to this thread or any other, or in [`Thread::synchronize`]. The OS thread that used a
 /// thread last is the one that drives it. A thread whose tasks are not done and whose OS thread
 /// makes no further call stands still.
+///
+/// With the engine [`Engine::CpuTs`] a worker drives it instead: a call hands the task over and
+/// returns, and tasks go on whatever the caller does. A wait of its own then has a deadline, that
+/// of the domain; elsewhere only [`Thread::synchronize`] has. When the last handle of the last
+/// thread of a worker goes, the worker ends; it does what is left before. While a worker exists, it
+/// also does for peers what a link needs this side for.
 ///
 /// The first failure poisons a thread: what is queued is dropped, and every later call returns
 /// that same first cause.
@@ -61,9 +71,10 @@ impl Thread {
     /// A thread with this many notifies of its own.
     ///
     /// # Errors
-    /// `InvalidArgument` above 640 notifies, `LimitReached` above 40 threads in the domain.
+    /// `InvalidArgument` above 640 notifies, `LimitReached` above 40 threads in the domain. For a
+    /// worker also `InvalidArgument` for a core that may not be used or another one than it runs on,
+    /// `LimitReached` if no OS thread can be had, and the cause if the domain was aborted.
     pub fn new(domain: &Domain, engine: Engine, notifies: usize) -> Result<Self> {
-        let Engine::Cpu = engine;
         if notifies > MAX_NOTIFIES_PER_THREAD {
             return Err(Error::new(
                 ErrorKind::InvalidArgument,
@@ -73,10 +84,23 @@ impl Thread {
             )
             .hint("use more threads, or channel notifies"));
         }
-        domain.0.open_thread()?;
-        let queue = Queue::new(Arc::clone(&domain.0), notifies);
+        let queue = match engine {
+            Engine::Cpu => {
+                domain.0.open_thread()?;
+                Queue::new(Arc::clone(&domain.0), notifies, None)
+            }
+            Engine::CpuTs(worker) => domain.0.open_on_worker(worker, notifies)?,
+        };
         domain.0.remember(&queue);
         Ok(Self { queue })
+    }
+
+    /// Who drives it.
+    #[must_use]
+    pub fn engine(&self) -> Engine {
+        self.queue
+            .inbox()
+            .map_or(Engine::Cpu, |inbox| Engine::CpuTs(inbox.worker.options()))
     }
 
     /// Notifies that it has.
@@ -873,6 +897,19 @@ impl Thread {
             }
         }
         Ok(())
+    }
+}
+
+impl Drop for Thread {
+    fn drop(&mut self) {
+        // This handle and the worker's are the last ones. Others that go at the same time may
+        // hide that; the worker finds it out after its next sleep.
+        if let Some(inbox) = self.queue.inbox()
+            && Arc::strong_count(&self.queue) <= 2
+            && !inbox.is_closed.swap(true, Ordering::AcqRel)
+        {
+            inbox.worker.close(&self.queue.domain);
+        }
     }
 }
 

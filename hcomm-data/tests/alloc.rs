@@ -8,7 +8,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 use hcomm_data::{
-    At, BatchOp, Buffers, Engine, Op, Program, ProgramLink, ProgramParts, SlotKind, Thread,
+    At, BatchOp, Buffers, CpuTs, Engine, Op, Program, ProgramLink, ProgramParts, SlotKind, Thread,
 };
 use hcomm_types::{DataType, ReduceOp};
 
@@ -90,6 +90,26 @@ fn tasks_take_nothing() {
             a.thread.batch(&a.channel, &batch).unwrap();
             a.thread.fence(&a.channel).unwrap();
             a.thread.synchronize(None).unwrap();
+            b.thread.synchronize(None).unwrap();
+        });
+        assert_eq!(taken, 0, "{link:?}");
+    }
+}
+
+#[test]
+fn handing_tasks_to_a_worker_takes_nothing() {
+    for link in LINKS {
+        let [a, b] = pair(link, 10_000);
+        let (near, far) = (a.part(0, 2_500), a.far(0, 2_500));
+        let thread = Thread::new(&a.domain, Engine::CpuTs(CpuTs::default()), 1).unwrap();
+        let taken = taken_by(|| {
+            thread.wait_thread(0).unwrap();
+            thread.write(&a.channel, &far, &near).unwrap();
+            thread.record(&a.channel, 0).unwrap();
+            thread.copy(&near, &near).unwrap();
+            a.thread.record_thread(&thread, 0).unwrap();
+            b.thread.wait(&b.channel, 0).unwrap();
+            thread.synchronize(None).unwrap();
             b.thread.synchronize(None).unwrap();
         });
         assert_eq!(taken, 0, "{link:?}");

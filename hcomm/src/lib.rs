@@ -95,7 +95,7 @@ pub use hcomm_ctrl::{
     RootAddress, RootInfo, RootListener, Settings, Step, Surroundings, VARIABLES, Variable, Window,
 };
 pub use hcomm_data::{
-    BatchOp, Buffers, Channel, Domain, Engine, Memory, RemoteSlice, Slice, Thread,
+    BatchOp, Buffers, Channel, CpuTs, Domain, Engine, Memory, RemoteSlice, Slice, Thread,
 };
 pub use hcomm_topo::{Choice, EndpointFacts, HostFacts, Layer, Link, RankGraph, TopologyType};
 pub use hcomm_transport::{

@@ -77,6 +77,7 @@ pub(crate) fn waiter() -> Arc<dyn Waiter> {
             spins: 10,
             yields: 10,
             slice: Duration::from_millis(20),
+            spare: 0,
         })
         .unwrap(),
     )

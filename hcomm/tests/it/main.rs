@@ -24,3 +24,4 @@ mod queues;
 mod random;
 mod sample;
 mod team;
+mod workers;

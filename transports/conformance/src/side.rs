@@ -268,6 +268,7 @@ impl Side {
                 spins: 50,
                 yields: 50,
                 slice: Duration::from_millis(2),
+                spare: 0,
             })?,
         })
     }
@@ -603,6 +604,7 @@ impl Side {
             spins: 0,
             yields: 0,
             slice: Duration::from_secs(600),
+            spare: 0,
         })?;
         let mut broken = None;
         let mut look = || {

@@ -31,6 +31,13 @@ pub trait Waiter: Send + Sync + fmt::Debug {
         0
     }
 
+    /// As [`Waiter::spins`], for a wait beside `others` more OS threads of each rank that compute
+    /// or wait: few where those would need the core.
+    fn spins_beside(&self, others: usize) -> u32 {
+        let _ = others;
+        self.spins()
+    }
+
     /// Wakes every thread that sleeps in `pause`. Any thread.
     fn wake(&self);
 }
@@ -113,6 +120,8 @@ pub struct WaitPolicy {
     pub yields: u32,
     /// Longest sleep in one piece.
     pub slice: Duration,
+    /// Cores that each rank has beyond its first.
+    pub spare: usize,
 }
 
 impl WaitPolicy {
@@ -123,16 +132,22 @@ impl WaitPolicy {
     pub const fn for_load(local_ranks: usize, cores: usize) -> Self {
         let slice = Duration::from_millis(20);
         if local_ranks <= cores {
+            let share = match cores.checked_div(local_ranks) {
+                Some(share) => share,
+                None => cores,
+            };
             Self {
                 spins: 2000,
                 yields: 100,
                 slice,
+                spare: share.saturating_sub(1),
             }
         } else {
             Self {
                 spins: 1,
                 yields: 200,
                 slice,
+                spare: 0,
             }
         }
     }
@@ -234,6 +249,14 @@ impl Waiter for SystemWaiter {
         self.policy.spins
     }
 
+    fn spins_beside(&self, others: usize) -> u32 {
+        if others <= self.policy.spare {
+            self.policy.spins
+        } else {
+            self.policy.spins.min(1)
+        }
+    }
+
     fn wake(&self) {
         self.bell.ring();
     }
@@ -260,6 +283,7 @@ mod tests {
                 spins: 2,
                 yields: 2,
                 slice: Duration::from_secs(600),
+                spare: 0,
             })
             .unwrap(),
         );
@@ -297,11 +321,26 @@ mod tests {
     }
 
     #[test]
+    fn who_has_no_core_of_its_own_does_not_spin() {
+        let spins = |ranks, cores, others| {
+            let waiter = SystemWaiter::new(WaitPolicy::for_load(ranks, cores)).unwrap();
+            waiter.spins_beside(others)
+        };
+        assert_eq!(spins(2, 4, 0), spins(2, 4, 1));
+        assert!(spins(2, 4, 1) > 1);
+        assert_eq!(spins(2, 4, 2), 1);
+        assert_eq!(spins(2, 2, 1), 1);
+        assert_eq!(spins(2, 3, 1), 1);
+        assert_eq!(spins(4, 2, 0), 1);
+    }
+
+    #[test]
     fn a_wait_comes_back_at_its_end() {
         let waiter = SystemWaiter::new(WaitPolicy {
             spins: 0,
             yields: 0,
             slice: Duration::from_secs(600),
+            spare: 0,
         })
         .unwrap();
         let end = Deadline::after(waiter.now(), Duration::from_millis(1));

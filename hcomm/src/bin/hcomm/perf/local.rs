@@ -31,7 +31,7 @@ impl<'a> Bench<'a> {
         let memory = comm.allocate(&args.tag(), part.saturating_mul(3))?;
         Ok(Self {
             comm,
-            thread: comm.thread(0)?,
+            thread: comm.thread_on(args.engine.engine(), 0)?,
             parts: [
                 memory.sub(0..part)?,
                 memory.sub(part..2 * part)?,

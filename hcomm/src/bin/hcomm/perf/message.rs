@@ -74,7 +74,7 @@ impl Boxes {
         let memory = comm.allocate(&args.tag(), (2 * bytes).max(1))?;
         comm.forget(&args.tag())?;
         Ok(Self::Ours {
-            thread: comm.thread(0)?,
+            thread: comm.thread_on(args.engine.engine(), 0)?,
             outbox: memory.sub(0..bytes)?,
             inbox: memory.sub(bytes..2 * bytes)?,
         })

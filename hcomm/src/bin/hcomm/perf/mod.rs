@@ -17,6 +17,7 @@ use std::fs::OpenOptions;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use hcomm_data::{CpuTs, Engine};
 use hcomm_types::{DataType, Error, ErrorKind, ReduceOp, Result};
 
 use crate::bind::Bind;
@@ -253,6 +254,14 @@ impl EngineArg {
             Self::CpuTs => "cpu_ts",
         }
     }
+
+    /// The engine of the threads that are measured.
+    fn engine(self) -> Engine {
+        match self {
+            Self::Cpu => Engine::Cpu,
+            Self::CpuTs => Engine::CpuTs(CpuTs::default()),
+        }
+    }
 }
 
 /// Measures, in whichever role this process has.
@@ -391,8 +400,14 @@ fn check(args: &PerfArgs, ranks: u32) -> Result<()> {
     }
     let wrong = |what: String| Err(Error::new(ErrorKind::InvalidArgument, what));
     let is_collective = !args.op.in_pairs() && !args.op.is_local();
-    if args.engine == EngineArg::CpuTs {
-        return wrong("--engine cpu_ts: there is no such engine yet; use cpu".to_owned());
+    let takes_users_memory =
+        is_collective || args.op == PerfOp::SendRecv && args.memory() == Memory::User;
+    if args.engine == EngineArg::CpuTs && takes_users_memory {
+        return wrong(format!(
+            "--engine cpu_ts: {} is measured as a blocking call over the caller's memory, which \
+             the caller drives; use cpu",
+            args.op.name()
+        ));
     }
     if args.step == Some(0) {
         return wrong("-i 0: sizes would never grow".to_owned());
@@ -519,7 +534,7 @@ mod tests {
             ("notify --consume", 2),
             ("all_reduce --memory ours", 2),
             ("local_copy --in-place", 1),
-            ("write --engine cpu_ts", 2),
+            ("all_reduce --engine cpu_ts", 2),
             ("write --against write", 2),
             ("write --against barrier", 2),
             ("write --stream 9 --against batch_write", 2),

@@ -61,7 +61,7 @@ impl<'a> Bench<'a> {
         let (middle, end) = (outbox as u64, (outbox + inbox) as u64);
         Ok(Self {
             comm,
-            thread: comm.thread(0)?,
+            thread: comm.thread_on(args.engine.engine(), 0)?,
             outbox: memory.sub(0..outbox)?,
             inbox: memory.sub(outbox..outbox + inbox)?,
             peers_outbox: remote.sub(0..middle)?,
