@@ -8,7 +8,7 @@ use hcomm_ctrl::Membership;
 use hcomm_data::{Buffers, Engine, MessageLink, Program, Slice, Thread, Turn};
 use hcomm_types::{DataType, Element, Error, ErrorKind, Rank, ReduceOp, Result};
 
-use crate::algorithms::Params;
+use crate::algorithms::{Handshake, Params};
 use crate::plan::{Operation, Shape};
 use crate::planner::Planner;
 
@@ -43,6 +43,9 @@ pub struct Communicator {
     latest: RefCell<Option<Thread>>,
     /// By rank, once it was asked for: the message link, where there is one.
     messages: Box<[OnceCell<Option<MessageLink>>]>,
+    /// Whether messages over message links ask and are granted before they come, as in the
+    /// algorithm `handshake` of all other links.
+    handshakes: Cell<bool>,
 }
 
 impl Deref for Communicator {
@@ -63,6 +66,7 @@ impl Communicator {
         let messages = (0..membership.size()).map(|_| OnceCell::new()).collect();
         Ok(Self {
             messages,
+            handshakes: Cell::new(false),
             membership,
             main,
             workers: RefCell::new(Vec::new()),
@@ -378,13 +382,17 @@ impl Communicator {
         self.enqueue("recv_on", thread, &shape, &self.buffer().sub(0..0)?, data)
     }
 
-    /// Takes the algorithm of this name for every collective from now on; `None` goes back to the
-    /// rule. All ranks must ask for the same at the same place in their calls.
+    /// Takes the algorithm of this name for every operation that it can plan from now on; `None`
+    /// goes back to the rule. All ranks must ask for the same at the same place in their calls.
+    /// Before one for messages comes or goes (`handshake`, `pair`), all messages must have been
+    /// received; a [`barrier`](Self::barrier) makes sure.
     ///
     /// # Errors
     /// `InvalidArgument` for a name that is not known.
     pub fn force_algorithm(&self, name: Option<&str>) -> Result<()> {
-        self.planner.borrow_mut().force(name)
+        self.planner.borrow_mut().force(name)?;
+        self.handshakes.set(name == Some(Handshake::NAME));
+        Ok(())
     }
 
     /// Name of the algorithm that a shape gets.
@@ -502,6 +510,16 @@ impl Communicator {
             }
             if let Some((link, sends)) = self.messages_for(shape)? {
                 self.follow(thread)?;
+                if self.handshakes.get() {
+                    let nothing = self.buffer().sub(0..0)?;
+                    if sends {
+                        thread.send(link, &nothing, shape.dtype)?;
+                        thread.recv(link, &nothing, shape.dtype)?;
+                    } else {
+                        thread.recv(link, &nothing, shape.dtype)?;
+                        thread.send(link, &nothing, shape.dtype)?;
+                    }
+                }
                 return if sends {
                     thread.send(link, input, shape.dtype)
                 } else {
@@ -555,12 +573,20 @@ impl Communicator {
     fn send_over(&self, link: &MessageLink, input: &[u8], dtype: DataType) -> Result<()> {
         self.before_message()?;
         let blocking = || self.membership.blocking();
+        if self.handshakes.get() {
+            (self.main).send_blocking(link, &[], dtype, None, blocking)?;
+            (self.main).recv_blocking(link, &mut [], dtype, None, blocking)?;
+        }
         self.main.send_blocking(link, input, dtype, None, blocking)
     }
 
     fn recv_over(&self, link: &MessageLink, output: &mut [u8], dtype: DataType) -> Result<()> {
         self.before_message()?;
         let blocking = || self.membership.blocking();
+        if self.handshakes.get() {
+            (self.main).recv_blocking(link, &mut [], dtype, None, blocking)?;
+            (self.main).send_blocking(link, &[], dtype, None, blocking)?;
+        }
         self.main.recv_blocking(link, output, dtype, None, blocking)
     }
 

@@ -284,7 +284,7 @@ fn operations_may_follow_each_other_on_two_halves() {
     }
 }
 
-/// Messages of every length follow each other through the same two slots, though each is cut for
+/// Messages of every length follow each other through the same inbox, though each is cut for
 /// itself.
 #[test]
 fn messages_of_different_lengths_follow_each_other() {
@@ -292,12 +292,17 @@ fn messages_of_different_lengths_follow_each_other() {
         from: Rank(1),
         to: Rank(0),
     };
-    let pair = by_name("pair").unwrap();
+    for algorithm in ["pair", "handshake"].map(|name| by_name(name).unwrap()) {
+        messages_follow_each_other(algorithm, operation);
+    }
+}
+
+fn messages_follow_each_other(algorithm: &dyn Algorithm, operation: Operation) {
     let plans: Vec<Plan> = [1, 64, 1000, 1023, 1024, 1025, 1154, 2048, 2049, 5000]
         .into_iter()
         .map(|count| {
             let shape = shape(operation, 2, count, DataType::U8, false);
-            pair.plan(&shape, &PARAMS).unwrap()
+            algorithm.plan(&shape, &PARAMS).unwrap()
         })
         .collect();
     for first in &plans {

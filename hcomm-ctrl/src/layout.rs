@@ -145,8 +145,11 @@ impl Notifies {
     const COLLECTIVES: u32 = 15;
     const DATA: u32 = Self::COLLECTIVE + Self::COLLECTIVES;
     const CREDIT: u32 = Self::DATA + Self::SLOTS;
-    /// Notifies that point-to-point plans use in each direction.
-    pub(crate) const SLOTS: u32 = 2;
+    /// Notifies that point-to-point plans use in each direction: those of two slots, which begin
+    /// with a credit, and one for a handshake.
+    pub(crate) const SLOTS: u32 = 3;
+    /// How many of them, from the first one on, begin with a credit.
+    pub(crate) const CREDITS: u32 = 2;
     /// All of a channel that serves a communicator.
     pub(crate) const COUNT: u32 = Self::CREDIT + Self::SLOTS;
 

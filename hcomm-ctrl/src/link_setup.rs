@@ -474,7 +474,7 @@ impl LinkSetup {
         thread.write_with_notify(&ready.channel, &target, &source, self.probe)?;
         if self.number == 0 {
             // What the peer may send before we ask for it: see the plans' initial credits.
-            for slot in 0..Notifies::SLOTS {
+            for slot in 0..Notifies::CREDITS {
                 let notify = Notifies::PointToPoint { sends: false }.outgoing(slot)?;
                 thread.record(&ready.channel, notify)?;
             }

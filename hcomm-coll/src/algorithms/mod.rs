@@ -7,14 +7,16 @@
 //! | `mesh_two_shot` | all_reduce, all_gather, reduce_scatter, broadcast | ranks offer slices in scratch memory and read each other's; for large sizes where ranks map each other's memory |
 //! | `ring` | all_reduce, all_gather, reduce_scatter, broadcast | every rank writes to the next one only |
 //! | `pair` | send_recv | two slots at the receiver, with credits |
+//! | `handshake` | send_recv | request, grant, data: to be measured beside |
 //!
 //! Every rank plans for itself with [`Algorithm::plan_rank`]; [`Algorithm::plan`] puts all ranks
 //! together for the verifier. All ranks must use the same [`Params`].
 //!
-//! Plans of every algorithm but `pair` are synchronising, so they may follow each other on two
+//! Plans of every algorithm but the last two are synchronising, so they may follow each other on two
 //! scratch halves used in turn. On every rank an output element has the same bits, and the mesh
 //! algorithms combine in rank order, whatever the size.
 
+mod handshake;
 mod layout;
 mod mesh_one_shot;
 mod mesh_packet;
@@ -28,6 +30,7 @@ use hcomm_types::Rank;
 use crate::plan::{Buffer, Credit, Loc, Operation, Plan, PlanFormat, RankPlan, Shape, ShapeError};
 use tasks::Tasks;
 
+pub use handshake::Handshake;
 pub use mesh_one_shot::MeshOneShot;
 pub use mesh_packet::MeshPacket;
 pub use mesh_two_shot::MeshTwoShot;
@@ -91,7 +94,14 @@ pub trait Algorithm: Send + Sync {
 /// All built-in algorithms.
 #[must_use]
 pub fn algorithms() -> &'static [&'static dyn Algorithm] {
-    &[&MeshOneShot, &MeshPacket, &MeshTwoShot, &Ring, &Pair]
+    &[
+        &MeshOneShot,
+        &MeshPacket,
+        &MeshTwoShot,
+        &Ring,
+        &Pair,
+        &Handshake,
+    ]
 }
 
 /// The built-in algorithm of a name.
