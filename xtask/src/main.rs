@@ -13,6 +13,7 @@ mod loom;
 mod needs;
 mod peers;
 mod report;
+mod soak;
 mod syscalls;
 mod test;
 
@@ -30,6 +31,9 @@ Run hcomm, built in release together with its transports:
 Check the source:
   test [--quick]         everything that a change has to pass; --quick leaves out the
                          documentation and the conformance suites
+  soak [--quick] [--seed N] [PART…]
+                         what takes too long for test: random transfers, kills, leaks, plans;
+                         without PART all of them; --quick does about a twentieth
   ci                     what CI runs: test
   tidy                   rules on dependencies, unsafe code, documentation and names
   abi [--check]          write the C header of the plugin ABI; or check it and its layout
@@ -57,6 +61,10 @@ fn main() -> ExitCode {
         ("peers", _) => peers::run(&options),
         ("test", []) | ("ci", []) => test::run(test::Extent::Full),
         ("test", ["--quick"]) => test::run(test::Extent::Quick),
+        ("soak", _) => match soak::run(&options) {
+            Ok(outcome) => outcome,
+            Err(what) => return wrong_usage(&what),
+        },
         ("tidy", []) => cargo::check(&["tidy"]),
         ("abi", []) => cargo::check(&["abi"]),
         ("abi", ["--check"]) => {

@@ -28,7 +28,7 @@ fn all_up(ranks: &[Process]) {
 
 /// Every rank but one must end with an error that names that one alone.
 #[track_caller]
-fn all_name(ranks: &mut [Process], victim: usize, context: &str) -> Vec<Report> {
+pub(crate) fn all_name(ranks: &mut [Process], victim: usize, context: &str) -> Vec<Report> {
     let reports: Vec<Report> = ranks
         .iter_mut()
         .enumerate()
@@ -44,8 +44,19 @@ fn all_name(ranks: &mut [Process], victim: usize, context: &str) -> Vec<Report> 
 
 #[test]
 fn killing_a_rank_at_any_moment_is_told_by_all_others() {
-    let mut random = Random::new(seed());
-    for number in 0..kills() {
+    kill_at_any_moment(seed(), kills());
+}
+
+#[test]
+#[ignore = "soak"]
+fn soak_kills_at_any_moment() {
+    kill_at_any_moment(1000 * seed(), kills());
+    kill_while_it_starts(1000 * seed() + 1, kills());
+}
+
+fn kill_at_any_moment(seed: u64, kills: usize) {
+    let mut random = Random::new(seed);
+    for number in 0..kills {
         let mut traces = Traces::new();
         let mut ranks = Job::new("loop", RANKS).start();
         all_up(&ranks);
@@ -72,14 +83,17 @@ fn killing_a_rank_at_any_moment_is_told_by_all_others() {
 /// From its first instruction to the first collectives: the moments grow from run to run.
 #[test]
 fn killing_a_rank_while_it_starts_is_told_by_all_others() {
-    let mut random = Random::new(seed() + 1);
+    kill_while_it_starts(seed() + 1, kills().saturating_sub(5).max(1));
+}
+
+fn kill_while_it_starts(seed: u64, kills: usize) {
+    let mut random = Random::new(seed);
     // How long a start takes here, so that the moments cover it.
     let begun = Instant::now();
     let mut ranks = Job::new("join", RANKS).start();
     all_up(&ranks);
     let start = begun.elapsed();
     job::all_succeed(&mut ranks);
-    let kills = kills().saturating_sub(5).max(1);
     for number in 0..kills {
         let mut ranks = Job::new("loop", RANKS)
             .set("HCOMM_CONNECT_TIMEOUT", 4)

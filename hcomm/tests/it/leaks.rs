@@ -15,16 +15,16 @@ use crate::team;
 
 /// What a process has open.
 #[derive(Debug, PartialEq, Eq)]
-struct Holdings {
+pub(crate) struct Holdings {
     /// Descriptors, by what they lead to.
-    fds: BTreeMap<String, usize>,
+    pub(crate) fds: BTreeMap<String, usize>,
     /// Mappings, by file; those without a file count as one kind.
     maps: BTreeMap<String, usize>,
-    threads: usize,
+    pub(crate) threads: usize,
 }
 
 impl Holdings {
-    fn now() -> Self {
+    pub(crate) fn now() -> Self {
         let mut fds = BTreeMap::new();
         for entry in fs::read_dir("/proc/self/fd").unwrap().flatten() {
             // The descriptor of this very listing leads nowhere any more or to itself.

@@ -7,7 +7,7 @@ use hcomm::{Communicator, Error, Rank, ReduceOp, Result};
 use serde_json::json;
 
 use crate::sample::{Sample as _, samples};
-use crate::{abort, collectives, leaks, messages, mixture, primitives};
+use crate::{abort, collectives, leaks, messages, mixture, primitives, steps, transfers};
 
 /// What stands before an error on stdout.
 pub(crate) const ERROR: &str = "ERROR ";
@@ -28,6 +28,7 @@ fn rank_program() {
     println!();
     match name.as_str() {
         "leaks" => leaks::all_kinds(),
+        "steps" => steps::program(),
         name => rank(name),
     }
     exit(0);
@@ -72,6 +73,7 @@ fn rank(name: &str) {
             let error = abort::blocked_until_rank_0_is_told_to_abort(&comm);
             fail("abort", &error);
         }
+        "transfers" => transfers::program(&comm),
         "loop" => without_end(&comm),
         "leave" => {
             collectives::all_reduce::<i32>(&comm, ReduceOp::Sum, 1000, false);
@@ -124,7 +126,7 @@ fn one_round(comm: &Communicator, round: usize) -> Result<(), (&'static str, Err
 }
 
 /// Prints the error for the test and ends.
-fn fail(stage: &str, error: &Error) -> ! {
+pub(crate) fn fail(stage: &str, error: &Error) -> ! {
     let culprits: Vec<u32> = error.culprits().iter().map(|rank| rank.0).collect();
     let report = json!({
         "stage": stage,
