@@ -250,7 +250,9 @@ fn too_little_scratch_is_an_error_with_the_numbers() {
 fn operations_may_follow_each_other_on_two_halves() {
     for ranks in [2, 3, 5] {
         let mut plans = Vec::new();
-        for algorithm in algorithms() {
+        // Messages of two kinds do not follow each other with nothing between them.
+        let all = algorithms().iter().filter(|a| a.name() != "handshake");
+        for algorithm in all {
             for operation in operations(ranks) {
                 for count in [3, 700] {
                     let shape = shape(operation, ranks, count, DataType::I32, count == 3);
