@@ -374,6 +374,7 @@ impl Membership {
         if std::mem::replace(&mut lock(&self.shared.links).closed, true) {
             return Err(Error::new(ErrorKind::Closed, "closed before").at_rank(self.rank()));
         }
+        self.shared.deliver();
         self.shared.leave();
         Ok(())
     }
@@ -577,6 +578,49 @@ impl Shared {
                     until: until.earlier(mesh.next_wake()),
                     interests: &interests,
                     devices: &[],
+                    look: &mut || false,
+                },
+            );
+        }
+    }
+
+    /// Stays until what this rank has posted has arrived or its link has failed: a link that carries
+    /// messages itself would drop those that are on their way with its end.
+    fn deliver(&self) {
+        let channels: Vec<_> = lock(&self.links)
+            .ready
+            .values()
+            .map(|link| link.channel.transport().clone())
+            .collect();
+        let mut devices: Vec<Device> = Vec::new();
+        for device in channels.iter().map(hcomm_transport::Channel::device) {
+            if !devices.iter().any(|known| known.is_same(device)) {
+                devices.push(device.clone());
+            }
+        }
+        let until = Deadline::after(self.waiter.now(), self.settings.exec_timeout());
+        let mut phase = Phase::default();
+        while channels
+            .iter()
+            .any(|channel| matches!(channel.flush(), Ok(false)))
+        {
+            if self.domain.aborted().is_some() || until.passed(self.waiter.now()) {
+                return;
+            }
+            // A device that fails is seen by the next flush.
+            let moved = devices.iter().fold(false, |moved, device| {
+                device.progress().unwrap_or(false) | moved
+            });
+            if moved {
+                phase.restart();
+                continue;
+            }
+            self.waiter.pause(
+                &mut phase,
+                &mut Watch {
+                    until,
+                    interests: &[],
+                    devices: &devices,
                     look: &mut || false,
                 },
             );
