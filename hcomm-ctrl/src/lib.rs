@@ -1,4 +1,4 @@
-//! Bootstrap, membership, endpoints, memory, channels.
+//! Bootstrap, membership, endpoints, memory, windows, channels, and who is lost.
 
 #![forbid(unsafe_code)]
 

@@ -4,19 +4,25 @@
 //!
 //! **Submit.** A [`Thread`] is an in-order queue of tasks. A call such as [`Thread::write`] checks
 //! ranges and abilities, makes a borrowed description of the task (`work`) and hands it to the
-//! queue (`queue`). If nothing before it is left, it runs right there, and nothing is stored or
-//! counted up. Otherwise it is stored with what it needs (handles of regions, imports, channels).
+//! queue (`queue`), which the OS thread that used it last enters by plain stores (`owned`). If
+//! nothing before it is left, it runs right there, and nothing is stored or counted up. Otherwise
+//! it is stored with what it needs (handles of regions, imports, channels).
 //!
 //! **Run.** `runner` takes the task at the head as far as it goes. Memory of this side, and of a
-//! peer where the link maps it, is copied or reduced with loads and stores (`memory`, `reduce`).
-//! Everything else becomes descriptors for the transport: what it does not do at once is kept
-//! track of as *in flight*, together with handles of the memory it uses. Tasks that would see or
-//! spoil something in flight wait for it; the others go on, so writes and records of one channel
-//! are pipelined.
+//! peer where the link maps it, is copied or reduced with loads and stores (`memory`, `copy`,
+//! `reduce`); whether past the caches is learnt for each channel (`hand_over`). Everything else
+//! becomes descriptors for the transport: what it does not do at once is kept track of as *in
+//! flight*, together with handles of the memory it uses. Tasks that would see or spoil something in
+//! flight wait for it; the others go on, so writes and records of one channel are pipelined.
 //!
-//! **Notify.** A record is a descriptor that follows everything earlier on its channel. It lands
-//! in a word of the waiting side, which counts records; [`Channel`] keeps how many of them a wait
-//! has taken. Notifies of threads are the same, inside a process.
+//! **Notify.** A record follows everything earlier on its channel. Where the link maps the word at
+//! which the peer waits and nothing is in flight, it is a store; otherwise a descriptor. The word
+//! counts records; [`Channel`] keeps how many of them a wait has taken. Notifies of threads are the
+//! same, inside a process.
+//!
+//! **Messages and packets.** Over mapped memory there are two ways in which bytes bring the news of
+//! themselves: a [`MessageLink`] carries messages through rings of cells (`message`), and the
+//! packets of a program have payload and flag in one cache line (`packet`).
 //!
 //! **Wake.** A task that cannot go on says why, and its queue is left on the list of its OS thread
 //! (`driver`). Any later call of that OS thread runs what can run on its list, and

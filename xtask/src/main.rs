@@ -29,7 +29,7 @@ Run hcomm, built in release together with its transports:
   peers [ARGUMENTS…]     hcomm beside other libraries, in one run: peers --help
 
 Check the source:
-  test [--quick]         everything that a change has to pass; --quick leaves out the
+  test [--quick]         everything that a change has to pass; --quick leaves out syscalls,
                          documentation and the conformance suites
   soak [--quick] [--seed N] [PART…]
                          what takes too long for test: random transfers, kills, leaks, plans;

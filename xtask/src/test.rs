@@ -14,7 +14,7 @@ use crate::syscalls;
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Extent {
     Full,
-    /// Without documentation and conformance.
+    /// Without syscalls, documentation and conformance.
     Quick,
 }
 

@@ -2,8 +2,9 @@
 //!
 //! A *transport* is a plugin that serves one kind of link. It hands the host one table of C
 //! functions, [`TransportV1`]; opening a device yields a second one, [`DataOpsV1`], with the calls
-//! that carry data. Five nouns cover everything: transport, device, region (registered memory),
-//! import (a peer's region seen from here), channel (one end of a connection).
+//! that carry data. Where a link lets the host reach the peer's notifies, [`PeerV1`] tells it
+//! where, and records need no call. Five nouns cover everything: transport, device, region
+//! (registered memory), import (a peer's region seen from here), channel (one end of a connection).
 //!
 //! * [`tables`] holds the tables. `include/hcomm_transport.h` is generated from it and is all that
 //!   a plugin written in C needs.

@@ -4,9 +4,10 @@
 //!   why it was refused.
 //! * [`Device`], [`Region`], [`Channel`] and [`Import`] are the handles of a plugin's objects.
 //!   They own what they need, so they may be dropped in any order. This is the only crate that
-//!   calls the tables.
+//!   calls the tables. Where a link maps the peer's notifies, [`Channel::record`] stores there
+//!   itself.
 //! * [`Waiter`] is the one place where the library sleeps, and the clock beside it. [`Bell`] is
-//!   what wakes it.
+//!   what wakes it. [`barrier`] is why ringing it needs no fence.
 //!
 //! Nothing is ever unloaded: thread-locals of a library keep it alive in ways that no unloader can
 //! see, so a loaded plugin stays until the process ends.

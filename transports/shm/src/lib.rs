@@ -10,8 +10,10 @@
 //! | brought by the user | in another process | one copy by the kernel (`process_vm_readv`, `process_vm_writev`), where a transfer tried out at connect went well |
 //! | the same | the same, where the system forbids that | pieces through a staging ring, applied by the owner's `progress` |
 //!
-//! Notifies are words in memory that the waiter owns and the recorder has mapped. Whatever changes
-//! such memory rings the peer's bell, which costs two loads while nobody sleeps.
+//! Notifies are words in memory that both ends have mapped, one of them as its own segment; two of
+//! one index, one each way, share a cache line. The host records there itself while nothing posted
+//! is unfinished. Whatever changes such memory rings the peer's bell, which costs two loads while
+//! nobody sleeps.
 //!
 //! Between processes, a Unix socket sets a channel up, carries file descriptors, and tells by its
 //! closing that the peer is gone; it carries no data. Nothing has a name: memory is memfd, the
