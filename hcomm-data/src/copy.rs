@@ -13,8 +13,9 @@ pub enum Hint {
     /// This core, probably: the result stays in its caches unless all that is touched together
     /// fills the last-level cache.
     Local,
-    /// A core that shares no cache with this one. From 4 KiB on the result is stored past the caches:
-    /// a line that is dirty in one costs the other several times what a line in memory costs.
+    /// Another core. From 4 KiB on the result is stored past the caches: a line that is dirty in one
+    /// costs the other more than a line in memory, several times as much if they share no cache. If
+    /// they share one, it is worth it for larger results only (see `hand_over`).
     HandOver,
 }
 

@@ -1,4 +1,5 @@
-//! The segment of one end of a channel: memory that this side reads and the peer writes.
+//! The segment of one end of a channel: memory that this side reads and the peer writes; and, if
+//! both ends have as many notifies, the notifies of both in the segment of one of them.
 //!
 //! | offset | bytes | what |
 //! |---|---|---|
