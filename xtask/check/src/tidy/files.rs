@@ -196,6 +196,7 @@ fn may_be_unsafe(path: &str) -> bool {
         ["transports", _, "src", file] => ["sys.rs", "export.rs"].contains(&file),
         ["transports", _, "src", "sys", ..] => true,
         ["hcomm-data", "src", "reduce", ..] => true,
+        ["hcomm-data", "benches", "kernels.rs"] => true,
         [
             "hcomm-data",
             "src",
