@@ -538,6 +538,7 @@ impl LinkSetup {
             &ready.buffer.sub(to..to + bytes)?,
             layout.inbox_bytes(),
             wake,
+            *rank < self.peer,
         )
     }
 }

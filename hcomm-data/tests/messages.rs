@@ -19,10 +19,12 @@ struct End {
 }
 
 fn ends(bytes: usize) -> [End; 2] {
+    let mut is_first = true;
     pair(Link::Mapped, INBOX + bytes).map(|side| {
         let inbox = side.part(0, INBOX);
         let remote = side.remote.sub(0..INBOX as u64).unwrap();
-        let link = MessageLink::new(&side.channel, &inbox, &remote, DATA, WAKE).unwrap();
+        let link = MessageLink::new(&side.channel, &inbox, &remote, DATA, WAKE, is_first).unwrap();
+        is_first = false;
         let memory = side.part(INBOX, bytes);
         End { side, link, memory }
     })
@@ -123,6 +125,73 @@ fn messages_that_fit_do_not_wait_and_keep_their_order() {
     }
 }
 
+/// Whatever way each message takes (the exchange line, cells, the data ring), and however many wait
+/// in either direction: each side takes them in the order in which they were sent.
+#[test]
+fn messages_keep_their_order_whatever_way_each_takes() {
+    const SIZES: [usize; 8] = [0, 1, 8, 24, 25, 64, 24, 600];
+    let ends = ends(64);
+    let mut waiting = [const { std::collections::VecDeque::new() }; 2];
+    let mut random = 1_u64;
+    for number in 0..5000 {
+        random = random
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        let (from, draw) = ((random >> 40) as usize % 2, (random >> 50) as usize);
+        let [sender, receiver] = [&ends[from], &ends[1 - from]];
+        // Long runs in which nearly all is answered at once, and others in which much waits.
+        let most = if number % 1000 < 500 { 1 } else { 4 };
+        if waiting[from].len() < most && draw % 3 != 0 {
+            let sent = content(number, SIZES[draw % SIZES.len()]);
+            sender
+                .side
+                .thread
+                .send_blocking(&sender.link, &sent, DataType::U8, None, || ())
+                .unwrap();
+            waiting[from].push_back(sent);
+        } else if let Some(sent) = waiting[from].pop_front() {
+            let mut found = vec![0; sent.len()];
+            receiver
+                .side
+                .thread
+                .recv_blocking(&receiver.link, &mut found, DataType::U8, None, || ())
+                .unwrap();
+            assert_eq!(found, sent, "message {number}");
+        }
+    }
+}
+
+/// A peer that writes what it likes into the exchange line.
+#[test]
+fn a_hostile_exchange_line_breaks_the_link_and_nothing_else() {
+    for (header, kind) in [
+        // Number 1 before cell 0: 25 bytes; an unknown type; 8 bytes of the type that is expected.
+        (1 | 25 << 16, ErrorKind::LinkDown),
+        (1 | 16 << 16 | 0xff << 24, ErrorKind::LinkDown),
+        (1 | 8 << 16, ErrorKind::Mismatch),
+        // Not the next message: nothing is there.
+        (2 | 16 << 16, ErrorKind::Timeout),
+        (1 | 16 << 16 | 1 << 32, ErrorKind::Timeout),
+    ] {
+        let [a, b] = ends(64);
+        // The line is in the first side's inbox; the second side's half begins at its middle.
+        let line = b.side.remote.sub(384 + 32..384 + 40).unwrap();
+        let evil = b.memory.sub(0..8).unwrap();
+        evil.copy_from(&u64::to_le_bytes(header)).unwrap();
+        let thread = &b.side.thread;
+        thread.write(&b.side.channel, &line, &evil).unwrap();
+        let timeout = Some(std::time::Duration::from_millis(1));
+        let mut found = [7; 16];
+        let error = a
+            .side
+            .thread
+            .recv_blocking(&a.link, &mut found, DataType::U8, timeout, || ())
+            .unwrap_err();
+        assert_eq!(error.kind(), kind, "{header:#x}: {error}");
+        assert_eq!(found, [7; 16]);
+    }
+}
+
 #[test]
 fn two_os_threads_exchange_messages_of_all_sizes() {
     let ends = ends(64);
@@ -194,7 +263,7 @@ fn another_length_or_type_is_an_error_on_both_sides_and_touches_nothing() {
 /// A peer that writes what it likes: an error or a wait, never a byte outside.
 #[test]
 fn a_hostile_peer_breaks_the_link_and_nothing_else() {
-    let first = 384;
+    let first = 512;
     for word in 0..=0xf_u64 {
         for lengths in [
             [0, 0],
@@ -231,10 +300,10 @@ fn a_hostile_peer_breaks_the_link_and_nothing_else() {
 fn an_inbox_that_is_too_small_and_a_link_that_is_not_mapped_are_refused() {
     let [a, _b] = pair(Link::Mapped, INBOX);
     let small = a.part(0, INBOX - 64);
-    let error = MessageLink::new(&a.channel, &small, &a.remote, DATA, WAKE).unwrap_err();
+    let error = MessageLink::new(&a.channel, &small, &a.remote, DATA, WAKE, true).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
     let [a, _b] = pair(Link::Inline, INBOX);
-    let error = MessageLink::new(&a.channel, &a.memory, &a.remote, DATA, WAKE).unwrap_err();
+    let error = MessageLink::new(&a.channel, &a.memory, &a.remote, DATA, WAKE, true).unwrap_err();
     assert!(
         [ErrorKind::Unsupported, ErrorKind::InvalidArgument].contains(&error.kind()),
         "{error}"

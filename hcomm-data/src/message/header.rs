@@ -72,6 +72,63 @@ impl Header {
     }
 }
 
+/// The first word of a half of the exchange line.
+///
+/// | bits | what |
+/// |---|---|
+/// | 0..16 | number of the message among those of this half, from 1 |
+/// | 16..24 | bytes |
+/// | 24..32 | number of the data type |
+/// | 32..48 | position of the sender's next cell: it comes before that one |
+/// | 48..64 | messages that its sender has taken from the other half |
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Exchanged {
+    pub(crate) number: u16,
+    pub(crate) bytes: u8,
+    pub(crate) dtype: DataType,
+    pub(crate) position: u16,
+    pub(crate) taken: u16,
+}
+
+/// Longest message in the exchange line.
+pub(crate) const EXCHANGED: usize = 24;
+
+impl Exchanged {
+    #[inline]
+    pub(crate) const fn word(self) -> u64 {
+        self.number as u64
+            | (self.bytes as u64) << 16
+            | (self.dtype as u64 & 0xff) << 24
+            | (self.position as u64) << 32
+            | (self.taken as u64) << 48
+    }
+
+    /// Whether a word is that of message `number` before the cell at `position`.
+    #[inline]
+    pub(crate) const fn is(word: u64, number: u16, position: u16) -> bool {
+        word as u16 == number && (word >> 32) as u16 == position
+    }
+
+    /// What such a word says.
+    ///
+    /// # Errors
+    /// `LinkDown` if no such word is ever written.
+    #[inline]
+    pub(crate) fn of(word: u64) -> Result<Self> {
+        let bytes = (word >> 16) as u8;
+        match DataType::from_number((word >> 24 & 0xff) as u32) {
+            Some(dtype) if usize::from(bytes) <= EXCHANGED => Ok(Self {
+                number: word as u16,
+                bytes,
+                dtype,
+                position: (word >> 32) as u16,
+                taken: (word >> 48) as u16,
+            }),
+            _ => Err(broken(format!("exchange line {word:#x}"))),
+        }
+    }
+}
+
 /// What no peer in its right mind writes.
 #[cold]
 pub(crate) fn broken(what: String) -> Error {
@@ -106,6 +163,24 @@ mod tests {
                 None
             );
         }
+    }
+
+    #[test]
+    fn data_types_fit_an_exchange_line() {
+        for dtype in DataType::ALL {
+            let header = Exchanged {
+                number: 0xffff,
+                bytes: 24,
+                dtype,
+                position: 0x8001,
+                taken: 0x7ffe,
+            };
+            assert_eq!(Exchanged::of(header.word()).unwrap(), header);
+            assert!(Exchanged::is(header.word(), 0xffff, 0x8001));
+        }
+        assert!(!Exchanged::is(0, 1, 0));
+        let too_long = Exchanged::of(25 << 16).unwrap_err();
+        assert_eq!(too_long.kind(), ErrorKind::LinkDown);
     }
 
     proptest! {

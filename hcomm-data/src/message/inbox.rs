@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use hcomm_types::{Error, ErrorKind, Result};
 
+use super::header::EXCHANGED;
 use super::ring::{PAYLOAD, Shape, Words};
 use crate::memory::Place;
 use crate::slice::{RemoteSlice, Slice};
@@ -82,6 +83,30 @@ impl Inbox {
         self.shape
     }
 
+    /// Copies `src` to the words from `word` on; nothing if it is longer than half a line's payload.
+    #[inline]
+    pub(crate) fn fill_words(&self, word: usize, src: Place<'_>) {
+        if src.bytes() <= EXCHANGED {
+            // SAFETY: a caller's memory exists; the words do, by the shape.
+            unsafe {
+                let dst = self.base.add(word * 8);
+                crate::copy::copy_small(dst.as_ptr(), src.address().as_ptr(), src.bytes());
+            }
+        }
+    }
+
+    /// Copies the words from `word` on to `dst`, which is writable; nothing if it is too long.
+    #[inline]
+    pub(crate) fn empty_words(&self, word: usize, dst: Place<'_>) {
+        if dst.bytes() <= EXCHANGED {
+            // SAFETY: as in `fill_words`.
+            unsafe {
+                let src = self.base.add(word * 8);
+                crate::copy::copy_small(dst.address().as_ptr(), src.as_ptr(), dst.bytes());
+            }
+        }
+    }
+
     /// Copies `bytes` bytes of `src`, from `from` on, into the payload of a cell.
     #[inline]
     pub(crate) fn fill_cell(&self, position: u64, src: Place<'_>, from: usize, bytes: usize) {
@@ -91,7 +116,7 @@ impl Inbox {
         // SAFETY: both ranges exist, as just checked and by the shape.
         unsafe {
             let dst = self.base.add(self.shape.header(position) * 8 + 8);
-            copy_short(dst.as_ptr(), src.address().add(from).as_ptr(), bytes);
+            crate::copy::copy_small(dst.as_ptr(), src.address().add(from).as_ptr(), bytes);
         }
     }
 
@@ -104,7 +129,7 @@ impl Inbox {
         // SAFETY: as in `fill_cell`.
         unsafe {
             let src = self.base.add(self.shape.header(position) * 8 + 8);
-            copy_short(dst.address().add(to).as_ptr(), src.as_ptr(), bytes);
+            crate::copy::copy_small(dst.address().add(to).as_ptr(), src.as_ptr(), bytes);
         }
     }
 
@@ -151,41 +176,6 @@ impl Words for Inbox {
     #[inline]
     fn store(&self, word: usize, value: u64) {
         self.word(word).store(value, Ordering::Release);
-    }
-}
-
-/// Copies up to [`PAYLOAD`] bytes in line.
-///
-/// # Safety
-/// `src` is readable and `dst` writable for `bytes` bytes.
-#[inline(always)]
-unsafe fn copy_short(dst: *mut u8, src: *const u8, bytes: usize) {
-    /// Head and tail, which may overlap: both are loaded before either is stored.
-    ///
-    /// # Safety
-    /// As above, and `bytes` is between one and two times the size of `T`.
-    #[inline(always)]
-    unsafe fn ends<T: Copy>(dst: *mut u8, src: *const u8, bytes: usize) {
-        let tail = bytes - size_of::<T>();
-        // SAFETY: both parts are inside the ranges.
-        unsafe {
-            let first = src.cast::<T>().read_unaligned();
-            let last = src.add(tail).cast::<T>().read_unaligned();
-            dst.cast::<T>().write_unaligned(first);
-            dst.add(tail).cast::<T>().write_unaligned(last);
-        }
-    }
-    // SAFETY: the caller's promise; each length is in the range of its type.
-    unsafe {
-        match bytes {
-            0 => {}
-            1 => dst.write(src.read()),
-            2..=3 => ends::<u16>(dst, src, bytes),
-            4..=7 => ends::<u32>(dst, src, bytes),
-            8..=15 => ends::<u64>(dst, src, bytes),
-            16..=31 => ends::<[u64; 2]>(dst, src, bytes),
-            _ => ends::<[u64; 4]>(dst, src, bytes),
-        }
     }
 }
 

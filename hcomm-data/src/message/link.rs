@@ -2,12 +2,12 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use hcomm_types::{DataType, Error, ErrorKind, Result};
 
-use super::header::{Header, Kind, MOST_BYTES, broken};
+use super::header::{EXCHANGED, Exchanged, Header, Kind, MOST_BYTES, broken};
 use super::inbox::Inbox;
 use super::ring::{Head, PAYLOAD, Shape, Tail, Words, get, lines, set};
 use crate::channel::Channel;
@@ -31,6 +31,8 @@ struct Inner {
     own: Inbox,
     /// Written by this side.
     peer: Inbox,
+    /// Whether the exchange line is that of this side's inbox.
+    is_first: bool,
     out: Outgoing,
     incoming: Incoming,
 }
@@ -43,6 +45,9 @@ struct Outgoing {
     turn: Turn,
     /// Pieces so far, for the beacon.
     pieces: AtomicU64,
+    /// Messages through the exchange line, and how many of them the peer is known to have taken.
+    exchanged: AtomicU64,
+    acknowledged: AtomicU64,
 }
 
 /// The direction from the peer.
@@ -51,6 +56,8 @@ struct Outgoing {
 struct Incoming {
     head: Head,
     turn: Turn,
+    /// Messages taken from the exchange line.
+    exchanged: AtomicU64,
     /// How long the beacon took, in nanoseconds, smoothed; 0 if it was never looked at.
     beacon: AtomicU64,
     is_far: AtomicU64,
@@ -88,7 +95,7 @@ const MOST_NANOS: u64 = 1000;
 const PIECE: u64 = 8 << 10;
 const FAR_PIECE: u64 = 16 << 10;
 /// A shorter piece is not worth the way past the caches.
-const LEAST_STREAMED: usize = 2 << 10;
+const LEAST_STREAMED: usize = 512;
 
 impl MessageLink {
     /// Bytes of an inbox from which a message of `bytes` bytes need not be received before its send
@@ -100,7 +107,8 @@ impl MessageLink {
 
     /// A link over `channel`. The inbox of either side, made for messages of `bytes` bytes
     /// ([`MessageLink::inbox_bytes`]), is zero, and only this link uses it. Notify `wake` of the
-    /// peer is recorded by nobody else and waited for by nobody.
+    /// peer is recorded by nobody else and waited for by nobody. One side of the two is called the
+    /// first one.
     ///
     /// # Errors
     /// `InvalidArgument` for an inbox that is too small or begins at no multiple of 64,
@@ -111,12 +119,14 @@ impl MessageLink {
         peers_inbox: &RemoteSlice,
         bytes: u64,
         wake: u32,
+        is_first: bool,
     ) -> Result<Self> {
         let shape = Shape::for_data(bytes);
         channel.check_record(wake)?;
         Ok(Self(Arc::new(Inner {
             channel: channel.clone(),
             wake,
+            is_first,
             own: Inbox::own(inbox, shape)?,
             peer: Inbox::of_peer(peers_inbox, shape)?,
             out: Outgoing::default(),
@@ -142,6 +152,7 @@ impl MessageLink {
             return Err(link.refused());
         }
         match get(&link.out.turn.holder) {
+            0 if src.bytes() <= EXCHANGED && link.may_exchange() => Ok(link.exchange(src, dtype)),
             0 if src.bytes() <= link.own.shape().most_short() => Ok(link.send_short(src, dtype)),
             holder if holder == 0 || holder == who => link.send_pieces(who, src, dtype),
             _ => Ok(Step::Waits),
@@ -162,12 +173,23 @@ impl MessageLink {
         let dst = dst.writable()?;
         let shape = link.own.shape();
         let position = link.incoming.head.cells();
+        if holder == 0
+            && let Some(word) = link.exchanged()
+        {
+            return link.take_exchanged(word, dst, dtype);
+        }
         let word = link.own.load(shape.header(position));
         let header = match Header::of(word, shape.lap(position)) {
             Ok(Some(header)) => header,
             Ok(None) => return Ok(Step::Waits),
             Err(error) => return Err(link.channel.failure(error)),
         };
+        // What was exchanged before this cell was written is there by now.
+        if holder == 0
+            && let Some(word) = link.exchanged()
+        {
+            return link.take_exchanged(word, dst, dtype);
+        }
         if header.kind != Kind::Short || holder != 0 {
             return link.recv_pieces(who, dst, dtype, header);
         }
@@ -202,11 +224,76 @@ impl MessageLink {
         let position = link.incoming.head.cells();
         let shape = link.own.shape();
         let word = link.own.load(shape.header(position));
-        Header::of(word, shape.lap(position)).map_or(true, |header| header.is_some())
+        link.exchanged().is_some()
+            || Header::of(word, shape.lap(position)).map_or(true, |header| header.is_some())
     }
 }
 
 impl Inner {
+    /// The inbox with the exchange line, and the words at which the halves of this side and of the
+    /// peer begin.
+    #[inline]
+    const fn exchange_line(&self) -> (&Inbox, usize, usize) {
+        if self.is_first {
+            (&self.own, lines::EXCHANGE, lines::EXCHANGE_OF_SECOND)
+        } else {
+            (&self.peer, lines::EXCHANGE_OF_SECOND, lines::EXCHANGE)
+        }
+    }
+
+    #[inline]
+    fn may_exchange(&self) -> bool {
+        // Its payload is written only after the peer has read the one before.
+        get(&self.out.exchanged) == self.out.acknowledged.load(Ordering::Acquire)
+    }
+
+    #[inline]
+    fn exchange(&self, src: Place<'_>, dtype: DataType) -> Step {
+        let number = get(&self.out.exchanged) + 1;
+        let header = Exchanged {
+            number: number as u16,
+            bytes: src.bytes() as u8,
+            dtype,
+            position: self.out.tail.cells() as u16,
+            taken: self.incoming.exchanged.load(Ordering::Acquire) as u16,
+        };
+        let (line, half, _) = self.exchange_line();
+        line.fill_words(half + 1, src);
+        // Before the peer can answer: another OS thread may receive.
+        set(&self.out.exchanged, number);
+        line.store(half, header.word());
+        self.ring();
+        Step::Done
+    }
+
+    /// The header of the next message, if it lies in the exchange line.
+    #[inline]
+    fn exchanged(&self) -> Option<u64> {
+        let (line, _, half) = self.exchange_line();
+        let word = line.load(half);
+        let number = get(&self.incoming.exchanged).wrapping_add(1) as u16;
+        let position = self.incoming.head.cells() as u16;
+        Exchanged::is(word, number, position).then_some(word)
+    }
+
+    #[inline]
+    fn take_exchanged(&self, word: u64, dst: Place<'_>, dtype: DataType) -> Result<Step, Failure> {
+        let header = Exchanged::of(word).map_err(|error| self.channel.failure(error))?;
+        if usize::from(header.bytes) != dst.bytes() || header.dtype != dtype {
+            let sent = u64::from(header.bytes);
+            return Err(self.refuse(sent, header.dtype, dst.bytes() as u64, dtype));
+        }
+        let (line, _, half) = self.exchange_line();
+        line.empty_words(half + 1, dst);
+        let taken = &self.incoming.exchanged;
+        taken.store(get(taken) + 1, Ordering::Release);
+        let sent = get(&self.out.exchanged);
+        if header.taken == sent as u16 {
+            self.out.acknowledged.store(sent, Ordering::Release);
+        }
+        Ok(Step::Done)
+    }
+
     #[inline]
     fn send_short(&self, src: Place<'_>, dtype: DataType) -> Step {
         let (tail, shape) = (&self.out.tail, self.own.shape());
@@ -239,7 +326,9 @@ impl Inner {
     }
 
     fn send_pieces(&self, who: u64, src: Place<'_>, dtype: DataType) -> Result<Step, Failure> {
-        let Outgoing { tail, turn, pieces } = &self.out;
+        let Outgoing {
+            tail, turn, pieces, ..
+        } = &self.out;
         let shape = self.own.shape();
         let total = src.bytes() as u64;
         let mut done = get(&turn.done);

@@ -5,13 +5,19 @@
 //! Each side has an inbox that only the other one writes:
 //!
 //! ```text
-//! | credits, distance | refusal | beacon | cells, 64 bytes each | data ring |
+//! | credits, distance | refusal | beacon | exchange line | cells, 64 bytes each | data ring |
 //! ```
 //!
 //! **Cells** carry messages in order. A cell begins with its header ([`header`]) and has 56 bytes of
 //! payload. The payload is stored first and the header last, so whoever sees the header of this lap
 //! sees the payload. A message of a few cells lies in the cells alone; only their first header has
 //! to be looked for, because it is stored last.
+//!
+//! **The exchange line** serves short messages that alternate: a line that both sides write and
+//! look at changes hands once a message, two lines cost half as much again. Each side has a half of it,
+//! a header ([`header::Exchanged`]) and 24 bytes, in the inbox of one of the two. A side writes
+//! its half when the peer has said, in a message in the other half, that it has taken the one
+//! before; otherwise its message goes into a cell. The header says before which cell it comes.
 //!
 //! **The data ring** carries longer messages, cut into pieces: while the receiver copies one out,
 //! the sender copies the next one in. Each piece has a cell.

@@ -34,8 +34,12 @@ pub(crate) mod lines {
     pub(crate) const REFUSAL_TYPES: usize = 19;
     /// Written to measure how long a line takes from the peer.
     pub(crate) const BEACON: usize = 32;
+    /// The line in which short messages go to and fro, in the inbox of the side that is called the
+    /// first: its half, then that of the second.
+    pub(crate) const EXCHANGE: usize = 48;
+    pub(crate) const EXCHANGE_OF_SECOND: usize = 52;
     /// Word at which the cells begin.
-    pub(crate) const CELLS: usize = 48;
+    pub(crate) const CELLS: usize = 64;
 }
 
 /// How an inbox is divided: lines, cells, data ring.
