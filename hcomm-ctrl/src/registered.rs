@@ -103,9 +103,14 @@ impl<T: Element> Registered<T> {
         drop((slice, tagged));
         memory.into_inner().map_err(|_| {
             Error::new(
-                ErrorKind::Internal,
-                format!("memory `{}` has a user that nobody knows of", self.tag),
+                ErrorKind::LimitReached,
+                format!(
+                    "memory `{}` is kept for ever: its registration did not end, because a peer \
+                     that is stopped in the middle of a transfer may still write there",
+                    self.tag
+                ),
             )
+            .hint("the warning before this names the process")
         })
     }
 

@@ -273,6 +273,8 @@ impl Worker {
         const BUSY_ROUNDS: u32 = 32;
         const ROUNDS_A_LOOK: u32 = 64;
         const LOOKS: u32 = 256;
+        // However busy one queue is, another one has its deadline and its peer.
+        const TURNS_A_CHECK: u32 = 1 << 16;
         let skipped = self.waiter.spins().saturating_sub(self.spins);
         let fresh = || {
             let mut phase = Phase::default();
@@ -284,7 +286,13 @@ impl Worker {
         let mut stale = true;
         let mut busy_rounds = 0_u32;
         let mut rounds = 0_u32;
+        let mut turns = 0_u32;
         loop {
+            turns = turns.wrapping_add(1);
+            if turns.is_multiple_of(TURNS_A_CHECK) {
+                driver::check(std::iter::empty());
+                self.look_at_clock(served);
+            }
             if self.changed.load(Ordering::Relaxed) {
                 self.welcome(served);
                 stale = true;

@@ -215,7 +215,7 @@ impl MessageLink {
     /// Whether a send that waits would go on.
     pub(crate) fn would_send(&self) -> bool {
         let link = &*self.0;
-        link.own.load(lines::REFUSAL) != 0 || link.out.tail.has_news(&link.own)
+        link.own.load(lines::REFUSAL) != 0 || link.out.tail.has_news(link.own.shape(), &link.own)
     }
 
     /// Whether a receive that waits would go on.

@@ -180,10 +180,19 @@ impl Tail {
         set(&self.data, get(&self.data) + bytes.next_multiple_of(CELL));
     }
 
-    /// Whether the peer has taken more than was known.
-    pub(crate) fn has_news(&self, own: &impl Words) -> bool {
-        own.load(lines::CREDIT_CELLS) != get(&self.freed_cells)
-            || own.load(lines::CREDIT_DATA) != get(&self.freed_data)
+    /// Whether the peer has taken more than was known. What is not to be believed is no news, or
+    /// who waits for news would never come to ask anything else.
+    pub(crate) fn has_news(&self, shape: Shape, own: &impl Words) -> bool {
+        let is_news = |freed: &AtomicU64, sent: &AtomicU64, whole: u64, word| {
+            let told = own.load(word);
+            told > get(freed) && get(sent).wrapping_sub(told) <= whole
+        };
+        is_news(
+            &self.freed_cells,
+            &self.cells,
+            shape.cells,
+            lines::CREDIT_CELLS,
+        ) || is_news(&self.freed_data, &self.data, shape.data, lines::CREDIT_DATA)
     }
 
     #[cold]

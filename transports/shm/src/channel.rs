@@ -177,6 +177,7 @@ impl Channel {
         inner.settle();
         if let Some(lender) = inner.lender.get() {
             lender.end();
+            inner.device.forget_lenders();
         }
         inner.device.remove_channel(inner);
         lock(&inner.setup).give_up(&gone(STATUS_NOT_CONNECTED));

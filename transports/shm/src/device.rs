@@ -169,7 +169,14 @@ impl DeviceCore {
     }
 
     pub(crate) fn add_lender(&self, lender: &Arc<Lender>) {
-        lock(&self.lenders).push(Arc::clone(lender));
+        let mut lenders = lock(&self.lenders);
+        lenders.retain(|lender| !lender.is_over());
+        lenders.push(Arc::clone(lender));
+    }
+
+    /// Forgets those that have ended.
+    pub(crate) fn forget_lenders(&self) {
+        lock(&self.lenders).retain(|lender| !lender.is_over());
     }
 
     /// What lends user memory; without those that have ended and in whose gates nobody is.

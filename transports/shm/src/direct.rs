@@ -47,8 +47,9 @@
 //!
 //! Addresses come from the peer and are used on the peer's own memory alone: it is the process that
 //! had the secret sample, and before each piece it is asked of pidfd and socket whether it still
-//! lives, so its number cannot have passed to another process. A peer that lies about addresses
-//! spoils itself. One that never leaves a gate gets `deregister` to fail, no more. It may run
+//! lives. No system call takes a pidfd for this, so between that question and the call its number
+//! could in principle pass to another process of the same user, if it ends and the numbers have gone
+//! round in that moment. A peer that lies about addresses spoils itself. One that never leaves a gate gets `deregister` to fail, no more. It may run
 //! as the same user only, and could stop or trace us anyway.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
@@ -464,12 +465,6 @@ impl Reach {
         };
         let mut done = 0;
         while done < total {
-            if !inside.is_open() {
-                return Err(Stop::Failed(STATUS_STALE_KEY));
-            }
-            if self.life.is_over() {
-                return Err(Stop::Failed(STATUS_PEER_LOST));
-            }
             let bytes = most.min(total - done);
             let (Some(local), Some(bounce)) = (
                 local.part(done, bytes),
@@ -477,6 +472,13 @@ impl Reach {
             ) else {
                 return Err(Stop::Failed(STATUS_SYSTEM));
             };
+            if !inside.is_open() {
+                return Err(Stop::Failed(STATUS_STALE_KEY));
+            }
+            // Last, to leave no more than a moment.
+            if self.life.is_over() {
+                return Err(Stop::Failed(STATUS_PEER_LOST));
+            }
             let step = self.step(first + done, local, bounce, how);
             match step {
                 // What was reduced must not be reduced again.
@@ -501,7 +503,12 @@ impl Reach {
             Move::WriteReduce(reduction) => {
                 self.whole("process_vm_readv", read_process, address, bounce)?;
                 reduction.apply(bounce, local)?;
+                // A part of it may be there already, and must not be reduced again.
                 self.whole("process_vm_writev", write_process, address, bounce)
+                    .map_err(|stop| match stop {
+                        Stop::Forbidden => Stop::Failed(STATUS_SYSTEM),
+                        stop => stop,
+                    })
             }
         }
     }

@@ -51,6 +51,8 @@ pub(super) struct Setup {
     arrivals: Vec<Arrival>,
     outgoing: Option<Outgoing>,
     fault: Option<Fault>,
+    /// The peer has our segment, and we have its: nothing is left to be done here.
+    is_done: bool,
 }
 
 #[derive(Debug)]
@@ -166,6 +168,10 @@ impl ChannelInner {
             self.device.serve_door()?;
         }
         let mut setup = lock(&self.setup);
+        // By another OS thread, which is about to say so.
+        if setup.is_done {
+            return Ok(None);
+        }
         if setup.memory.is_none() {
             setup.memory = Some(self.end.segment.share()?);
             if !self.device.stages() && self.lender.get().is_none() {
@@ -341,6 +347,7 @@ impl ChannelInner {
             .map_err(|errno| system_fault("watching the peer's socket", errno))?;
         lock(&self.control).mailbox = mailbox;
         setup.memory = None;
+        setup.is_done = true;
         let socket = Arc::new(socket);
         let reach = if self.device.stages() {
             Err("it was switched off for a test".to_owned())
