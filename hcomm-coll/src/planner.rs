@@ -7,7 +7,7 @@ use hcomm_ctrl::Membership;
 use hcomm_data::{Program, packet_lines};
 use hcomm_types::{Error, ErrorKind, Rank, Result};
 
-use crate::algorithms::{self, Algorithm, Params};
+use crate::algorithms::{self, Algorithm, Handshake, Params};
 use crate::bind;
 use crate::plan::{Operation, RankPlan, Shape, Task};
 use crate::verify::{self, Proof};
@@ -51,6 +51,9 @@ impl Bound {
         self.program.threads.iter().all(Vec::is_empty)
     }
 }
+
+/// Algorithms that plan messages and nothing else.
+const FOR_MESSAGES: [&str; 2] = ["pair", Handshake::NAME];
 
 /// A shape, and the algorithm that was forced for it.
 type Key = (Shape, Option<&'static str>);
@@ -100,7 +103,11 @@ impl Planner {
         params: &Params,
         packets: bool,
     ) -> Result<&'static dyn Algorithm> {
-        let name = self.forced.unwrap_or_else(|| rule(shape, params, packets));
+        // A wish for messages is no wish for collectives.
+        let wish = self.forced.filter(|name| {
+            !FOR_MESSAGES.contains(name) || matches!(shape.operation, Operation::SendRecv { .. })
+        });
+        let name = wish.unwrap_or_else(|| rule(shape, params, packets));
         let algorithm = algorithms::by_name(name)
             .ok_or_else(|| Error::new(ErrorKind::Internal, format!("no algorithm `{name}`")))?;
         if algorithm.has_packets() && !packets {
