@@ -39,7 +39,8 @@ struct Phase {
 /// Builds the program, runs and judges it.
 pub(crate) fn run(rounds: u32) -> Result<(), Error> {
     needs::programs(needs::For::Tests)?;
-    let mut build = cargo(&["build", "--package", "hcomm", "--bin", "hcomm"]);
+    // The whole workspace, as for the tests: another choice of packages has other features.
+    let mut build = cargo(&["build", "--workspace", "--bin", "hcomm"]);
     finish(build.args(["--example", "primitives"]))?;
     let folder = target_folder()?.join("debug");
     let traces = Traces::new()?;
