@@ -1,8 +1,8 @@
 //! The atomics of lock-free code: the machine's, and under `cfg(loom)` those of a model.
 //!
 //! A model test hands the real code to loom, which runs it in every order that the memory model
-//! allows ([`model`](self::model::check)). What it proves is worth as much as what it would catch,
-//! so each model is also run with the code made wrong: [`model::Wrong`] takes the fences away, or
+//! allows (`model::check`). What it proves is worth as much as what it would catch,
+//! so each model is also run with the code made wrong: `model::Wrong` takes the fences away, or
 //! the orderings.
 //!
 //! Both halves of a [`barrier`](crate::barrier) are full fences in a model. That is what they are
