@@ -258,6 +258,51 @@ impl Communicator {
         self.execute("recv", &shape, Buffers::Separate { input: &[], output })
     }
 
+    /// [`send`](Self::send) of registered memory.
+    ///
+    /// # Errors
+    /// Those of [`send`](Self::send).
+    pub fn send_slice(&self, data: &Slice, to: Rank, dtype: DataType) -> Result<()> {
+        let Some(link) = self.known_messages(to) else {
+            self.send_on(&self.main, data, to, dtype)?;
+            let result = self.main.synchronize(None);
+            return result.map_err(|error| self.tell("send_slice", error));
+        };
+        let send = || {
+            self.before_message()?;
+            let blocking = || self.membership.blocking();
+            if self.handshakes.get() {
+                self.ask(link, dtype)?;
+            }
+            self.main
+                .send_slice_blocking(link, data, dtype, None, blocking)
+        };
+        send().map_err(|error| self.tell("send_slice", error))
+    }
+
+    /// [`recv`](Self::recv) into registered memory. Where the link maps that memory at the sender,
+    /// a long message for which this rank waits is copied once, by the sender.
+    ///
+    /// # Errors
+    /// Those of [`recv`](Self::recv).
+    pub fn recv_slice(&self, data: &Slice, from: Rank, dtype: DataType) -> Result<()> {
+        let Some(link) = self.known_messages(from) else {
+            self.recv_on(&self.main, data, from, dtype)?;
+            let result = self.main.synchronize(None);
+            return result.map_err(|error| self.tell("recv_slice", error));
+        };
+        let receive = || {
+            self.before_message()?;
+            let blocking = || self.membership.blocking();
+            if self.handshakes.get() {
+                self.allow(link, dtype, Some(data))?;
+            }
+            self.main
+                .recv_slice_blocking(link, data, dtype, None, blocking)
+        };
+        receive().map_err(|error| self.tell("recv_slice", error))
+    }
+
     /// Runs any operation on bytes: what the typed calls above come down to. `call` is its name in
     /// errors.
     ///
@@ -574,18 +619,33 @@ impl Communicator {
         self.before_message()?;
         let blocking = || self.membership.blocking();
         if self.handshakes.get() {
-            (self.main).send_blocking(link, &[], dtype, None, blocking)?;
-            (self.main).recv_blocking(link, &mut [], dtype, None, blocking)?;
+            self.ask(link, dtype)?;
         }
         self.main.send_blocking(link, input, dtype, None, blocking)
+    }
+
+    /// The first two steps of `handshake`, at the sender: it asks, and is granted.
+    fn ask(&self, link: &MessageLink, dtype: DataType) -> Result<()> {
+        let blocking = || self.membership.blocking();
+        (self.main).send_blocking(link, &[], dtype, None, blocking)?;
+        (self.main).recv_blocking(link, &mut [], dtype, None, blocking)
+    }
+
+    /// The same at the receiver, into `memory` if it is registered.
+    fn allow(&self, link: &MessageLink, dtype: DataType, memory: Option<&Slice>) -> Result<()> {
+        let blocking = || self.membership.blocking();
+        (self.main).recv_blocking(link, &mut [], dtype, None, blocking)?;
+        if let Some(memory) = memory {
+            link.grant(memory);
+        }
+        (self.main).send_blocking(link, &[], dtype, None, blocking)
     }
 
     fn recv_over(&self, link: &MessageLink, output: &mut [u8], dtype: DataType) -> Result<()> {
         self.before_message()?;
         let blocking = || self.membership.blocking();
         if self.handshakes.get() {
-            (self.main).recv_blocking(link, &mut [], dtype, None, blocking)?;
-            (self.main).send_blocking(link, &[], dtype, None, blocking)?;
+            self.allow(link, dtype, None)?;
         }
         self.main.recv_blocking(link, output, dtype, None, blocking)
     }

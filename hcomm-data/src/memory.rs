@@ -148,12 +148,18 @@ impl<'a> Place<'a> {
             | Owner::Lent { writable: true } => Ok(self),
         }
     }
-    /// The region to name in a descriptor for `device`.
-    fn region_for(self, device: &Device) -> Option<&'a Region> {
+
+    /// The region it lies in, if `device` knows that.
+    pub(crate) fn region_for(self, device: &Device) -> Option<&'a Region> {
         match self.owner {
             Owner::Region(region) if region.device().is_same(device) => Some(region),
             _ => None,
         }
+    }
+
+    /// Where it begins in a region that holds it.
+    pub(crate) fn offset_in(self, region: &Region) -> u64 {
+        (self.address.addr().get() - region.address().addr().get()) as u64
     }
 
     /// Whether descriptors for `device` may have this as their local side.

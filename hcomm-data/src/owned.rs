@@ -48,6 +48,12 @@ struct Owner {
 // head of this file.
 unsafe impl<T: Send> Sync for Owned<T> {}
 
+impl<T: Default> Default for Owned<T> {
+    fn default() -> Self {
+        Self::new(T::default())
+    }
+}
+
 /// The value, while nobody else can reach it.
 pub(crate) struct Guard<'a, T> {
     lock: &'a Owned<T>,
@@ -85,6 +91,17 @@ impl<T> Owned<T> {
             Err(Outside::Other) => self.claim(),
             Err(Outside::Again) => entered_again(),
         }
+    }
+
+    /// Enters, and is the owner from now on.
+    ///
+    /// # Panics
+    /// As [`Owned::lock`].
+    #[inline]
+    pub(crate) fn take(&self, here: u64) -> Guard<'_, T> {
+        let guard = self.lock(here);
+        guard.own(here);
+        guard
     }
 
     /// Enters unless somebody is inside.

@@ -513,6 +513,66 @@ impl Thread {
         })
     }
 
+    /// [`Thread::send`] and [`Thread::synchronize`] in one call, which queues nothing if the
+    /// message goes through in a few looks; otherwise `before_wait` is called, and what it returns is
+    /// kept until the end of the call.
+    ///
+    /// # Errors
+    /// Those of the two.
+    pub fn send_slice_blocking<G>(
+        &self,
+        link: &MessageLink,
+        src: &Slice,
+        dtype: DataType,
+        timeout: Option<Duration>,
+        before_wait: impl FnOnce() -> G,
+    ) -> Result<()> {
+        check_elements(src.bytes() as u64, dtype)?;
+        let work = Work::Send {
+            link,
+            src: src.place(),
+            dtype,
+        };
+        if self.queue.try_now(work)? {
+            return Ok(());
+        }
+        let _guard = before_wait();
+        let message = Message::Slice(src.clone());
+        self.queue
+            .submit_task(Task::Send(link.clone(), message, dtype))?;
+        self.synchronize(timeout)
+    }
+
+    /// [`Thread::recv`] and [`Thread::synchronize`] in one call, as
+    /// [`Thread::send_slice_blocking`]. A long message that is not there yet is written to `dst` by
+    /// the peer itself, where the link maps its region.
+    ///
+    /// # Errors
+    /// Those of the two.
+    pub fn recv_slice_blocking<G>(
+        &self,
+        link: &MessageLink,
+        dst: &Slice,
+        dtype: DataType,
+        timeout: Option<Duration>,
+        before_wait: impl FnOnce() -> G,
+    ) -> Result<()> {
+        check_elements(dst.bytes() as u64, dtype)?;
+        let work = Work::Recv {
+            link,
+            dst: dst.place(),
+            dtype,
+        };
+        if self.queue.try_now(work)? {
+            return Ok(());
+        }
+        let _guard = before_wait();
+        let message = Message::Slice(dst.clone());
+        self.queue
+            .submit_task(Task::Recv(link.clone(), message, dtype))?;
+        self.synchronize(timeout)
+    }
+
     /// Waits until everything posted on the channel before is visible at the peer.
     ///
     /// # Errors

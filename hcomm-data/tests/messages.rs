@@ -263,7 +263,7 @@ fn another_length_or_type_is_an_error_on_both_sides_and_touches_nothing() {
 /// A peer that writes what it likes: an error or a wait, never a byte outside.
 #[test]
 fn a_hostile_peer_breaks_the_link_and_nothing_else() {
-    let first = 512;
+    let first = 1024;
     for word in 0..=0xf_u64 {
         for lengths in [
             [0, 0],
@@ -293,6 +293,112 @@ fn a_hostile_peer_breaks_the_link_and_nothing_else() {
             let kinds = [ErrorKind::LinkDown, ErrorKind::Mismatch, ErrorKind::Timeout];
             assert!(kinds.contains(&error.kind()), "{word} {lengths:?}: {error}");
         }
+    }
+}
+
+/// The data ring of a side's inbox.
+fn ring(end: &End) -> Slice {
+    end.side.part(INBOX - DATA as usize, DATA as usize)
+}
+
+/// A message of `bytes` bytes, which the receiver waits for, or which is sent first. Returns whether
+/// nothing of it went through the data ring.
+fn is_direct(a: &End, b: &End, dst: &Slice, number: usize, receives_first: bool) -> bool {
+    const UNTOUCHED: [u8; DATA as usize] = [0xee; DATA as usize];
+    ring(b).copy_from(&UNTOUCHED).unwrap();
+    let sent = content(number, dst.bytes());
+    let src = a.memory.sub(0..sent.len()).unwrap();
+    src.copy_from(&sent).unwrap();
+    let send = || a.side.thread.send(&a.link, &src, DataType::U8).unwrap();
+    if !receives_first {
+        send();
+    }
+    b.side.thread.recv(&b.link, dst, DataType::U8).unwrap();
+    if receives_first {
+        send();
+    }
+    a.side.thread.synchronize(None).unwrap();
+    b.side.thread.synchronize(None).unwrap();
+    let mut found = vec![0; sent.len()];
+    dst.copy_to(&mut found).unwrap();
+    assert!(found == sent, "message {number} of {} bytes", sent.len());
+    let mut left = UNTOUCHED;
+    ring(b).copy_to(&mut left).unwrap();
+    left == UNTOUCHED
+}
+
+#[test]
+fn a_receiver_that_waits_gets_long_messages_in_one_copy() {
+    let [a, b] = ends(8 * DATA as usize);
+    let (short, long) = (2048, 5 * DATA as usize + 100);
+    let dst = |bytes| b.memory.sub(64..64 + bytes).unwrap();
+    // Until the sender knows the region.
+    let first = (0..4).find(|&number| is_direct(&a, &b, &dst(short), number, true));
+    assert!(first.is_some_and(|first| first > 0), "{first:?}");
+    for number in 4..50 {
+        let bytes = if number % 3 == 0 { long } else { short };
+        assert!(is_direct(&a, &b, &dst(bytes), number, true), "{number}");
+        // Too short, and sent before anybody waited.
+        assert!(!is_direct(&a, &b, &dst(2000), number, true), "{number}");
+        assert!(!is_direct(&a, &b, &dst(bytes), number, false), "{number}");
+    }
+}
+
+/// More regions than a link knows at a time, one after the other; each ends before the next one.
+#[test]
+fn a_region_that_has_ended_makes_room_for_another() {
+    const BYTES: usize = 4096;
+    let [a, b] = ends(BYTES);
+    for number in 0..60 {
+        let region = b.side.device.allocate(BYTES).unwrap();
+        let dst = Slice::of(&region);
+        let tries = (0..6).take_while(|_| !is_direct(&a, &b, &dst, number, true));
+        assert!(tries.count() < 6, "region {number}");
+    }
+}
+
+#[test]
+fn a_hostile_grant_or_offer_breaks_the_link_and_nothing_else() {
+    // Grant: number, slot, offset, bytes; offer: number, slot, bytes of the blob.
+    const WORDS: usize = 64 * 8;
+    let bytes = 2048;
+    for (words, is_error) in [
+        ([1, 0, 0, bytes, 0, 0, 0], true),
+        ([1, u64::MAX, 0, bytes, 0, 0, 0], true),
+        ([1, 0, u64::MAX, bytes, 0, 0, 0], true),
+        ([0, 0, 0, 0, 1, 16, 8], true),
+        ([0, 0, 0, 0, 1, 0, 257], true),
+        // Of another message, of another length; a blob that says nothing.
+        ([2, 0, 0, bytes, 0, 0, 0], false),
+        ([1, 0, 0, bytes + 1, 0, 0, 0], false),
+        ([0, 0, 0, 0, 7, 3, 256], false),
+        ([0, 0, 0, 0, u64::MAX, 3, 0], false),
+    ] {
+        let [a, b] = ends(64);
+        let evil = b.side.part(INBOX, 56);
+        evil.copy_from(words.map(u64::to_le_bytes).as_flattened())
+            .unwrap();
+        let target = b.side.remote.sub(WORDS as u64..WORDS as u64 + 56).unwrap();
+        b.side
+            .thread
+            .write(&b.side.channel, &target, &evil)
+            .unwrap();
+        let sent = content(1, bytes as usize);
+        let result = a
+            .side
+            .thread
+            .send_blocking(&a.link, &sent, DataType::U8, None, || ());
+        if is_error {
+            assert_eq!(result.unwrap_err().kind(), ErrorKind::LinkDown, "{words:?}");
+            continue;
+        }
+        result.unwrap();
+        let mut found = vec![0; sent.len()];
+        b.side
+            .thread
+            .recv_blocking(&b.link, &mut found, DataType::U8, None, || ())
+            .unwrap();
+        assert!(found == sent, "{words:?}");
     }
 }
 

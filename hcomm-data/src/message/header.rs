@@ -24,6 +24,8 @@ pub(crate) enum Kind {
     Piece,
     /// As `Piece`, and the beacon was written just before.
     TimedPiece,
+    /// The rest of a message was written to where it is received. Words as for `Piece`.
+    Direct,
 }
 
 /// What is in the first word of a cell.
@@ -35,7 +37,13 @@ pub(crate) struct Header {
     pub(crate) dtype: DataType,
 }
 
-const KINDS: [Kind; 4] = [Kind::Short, Kind::More, Kind::Piece, Kind::TimedPiece];
+const KINDS: [Kind; 5] = [
+    Kind::Short,
+    Kind::More,
+    Kind::Piece,
+    Kind::TimedPiece,
+    Kind::Direct,
+];
 
 /// Longest short message that a header can tell of.
 pub(crate) const MOST_BYTES: u16 = (1 << 12) - 1;

@@ -10,8 +10,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use hcomm_types::{Error, ErrorKind, Result};
 
+use super::direct::Blobs;
 use super::header::EXCHANGED;
-use super::ring::{PAYLOAD, Shape, Words};
+use super::ring::{PAYLOAD, Shape, Words, lines};
 use crate::memory::Place;
 use crate::slice::{RemoteSlice, Slice};
 
@@ -143,11 +144,25 @@ impl Inbox {
     }
 
     /// Copies a piece of the data ring to `dst`, which is writable.
-    pub(crate) fn empty_data(&self, position: u64, dst: Place<'_>, streams: bool) {
+    pub(crate) fn empty_data(&self, position: u64, dst: Place<'_>) {
         if let Some(src) = self.data(position, dst.bytes()) {
             // SAFETY: as in `fill_data`.
-            unsafe { copy(dst.address().as_ptr(), src.as_ptr(), dst.bytes(), streams) }
+            unsafe { copy(dst.address().as_ptr(), src.as_ptr(), dst.bytes(), false) }
         }
+    }
+
+    /// Has a line fetched that is looked at soon.
+    #[inline]
+    pub(crate) fn prefetch(&self, word: usize) {
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            let word = std::ptr::from_ref(self.word(word));
+            // SAFETY: a hint, whatever the address.
+            unsafe { _mm_prefetch(word.cast(), _MM_HINT_T0) }
+        }
+        #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+        let _ = word;
     }
 
     /// A range of the data ring, if it is one piece.
@@ -176,6 +191,25 @@ impl Words for Inbox {
     #[inline]
     fn store(&self, word: usize, value: u64) {
         self.word(word).store(value, Ordering::Release);
+    }
+}
+
+impl Blobs for Inbox {
+    fn put_blob(&self, blob: &[u8]) {
+        for (word, bytes) in (lines::BLOB..lines::CELLS).zip(blob.chunks(8)) {
+            let mut whole = [0; 8];
+            whole[..bytes.len()].copy_from_slice(bytes);
+            self.store(word, u64::from_ne_bytes(whole));
+        }
+    }
+
+    fn blob(&self, bytes: usize) -> Vec<u8> {
+        let mut blob: Vec<u8> = (lines::BLOB..lines::CELLS)
+            .take(bytes.div_ceil(8))
+            .flat_map(|word| self.load(word).to_ne_bytes())
+            .collect();
+        blob.truncate(bytes);
+        blob
     }
 }
 

@@ -7,12 +7,15 @@ use std::time::{Duration, Instant};
 
 use hcomm_types::{DataType, Error, ErrorKind, Result};
 
+use super::direct::{Grant, Offers, Targets};
 use super::header::{EXCHANGED, Exchanged, Header, Kind, MOST_BYTES, broken};
 use super::inbox::Inbox;
 use super::ring::{Head, PAYLOAD, Shape, Tail, Words, get, lines, set};
 use crate::channel::Channel;
+use crate::driver;
 use crate::failure::Failure;
-use crate::memory::Place;
+use crate::memory::{self, Place};
+use crate::owned::Owned;
 use crate::slice::{RemoteSlice, Slice};
 
 /// Messages both ways over one channel whose memory is mapped on both sides; see
@@ -48,6 +51,11 @@ struct Outgoing {
     /// Messages through the exchange line, and how many of them the peer is known to have taken.
     exchanged: AtomicU64,
     acknowledged: AtomicU64,
+    /// Long messages that are over.
+    longs: AtomicU64,
+    /// Offers that were answered.
+    answered: AtomicU64,
+    targets: Owned<Targets>,
 }
 
 /// The direction from the peer.
@@ -61,6 +69,12 @@ struct Incoming {
     /// How long the beacon took, in nanoseconds, smoothed; 0 if it was never looked at.
     beacon: AtomicU64,
     is_far: AtomicU64,
+    /// Long messages that are over.
+    longs: AtomicU64,
+    /// The latest of them for which a grant was considered, and for which one was made.
+    considered: AtomicU64,
+    granted: AtomicU64,
+    offers: Owned<Offers>,
 }
 
 /// Who is in the middle of a message, and where.
@@ -94,6 +108,8 @@ const MOST_NANOS: u64 = 1000;
 /// at work. Past the caches the fence at the end of each costs more.
 const PIECE: u64 = 8 << 10;
 const FAR_PIECE: u64 = 16 << 10;
+/// Bytes of a message from which a grant is worth the line that carries it.
+const GRANT_FROM: usize = 2 << 10;
 /// A shorter piece is not worth the way past the caches.
 const LEAST_STREAMED: usize = 512;
 
@@ -140,6 +156,15 @@ impl MessageLink {
         &self.0.channel
     }
 
+    /// Lets the peer write its next long message to `dst` itself, where it can. [`Thread::recv`]
+    /// does that when it finds no message; who tells the sender in another way that it may begin
+    /// calls this before. The message must be received there.
+    ///
+    /// [`Thread::recv`]: crate::Thread::recv
+    pub fn grant(&self, dst: &Slice) {
+        self.0.grant(dst.place());
+    }
+
     /// Sends as much of a message as there is room for. `who` is the number of the queue, the same
     /// until the message is over.
     ///
@@ -181,7 +206,12 @@ impl MessageLink {
         let word = link.own.load(shape.header(position));
         let header = match Header::of(word, shape.lap(position)) {
             Ok(Some(header)) => header,
-            Ok(None) => return Ok(Step::Waits),
+            Ok(None) => {
+                if holder == 0 {
+                    link.grant(dst);
+                }
+                return Ok(Step::Waits);
+            }
             Err(error) => return Err(link.channel.failure(error)),
         };
         // What was exchanged before this cell was written is there by now.
@@ -215,7 +245,9 @@ impl MessageLink {
     /// Whether a send that waits would go on.
     pub(crate) fn would_send(&self) -> bool {
         let link = &*self.0;
-        link.own.load(lines::REFUSAL) != 0 || link.out.tail.has_news(link.own.shape(), &link.own)
+        link.own.load(lines::REFUSAL) != 0
+            || link.out.tail.has_news(link.own.shape(), &link.own)
+            || Grant::of(&link.own, get(&link.out.longs) + 1).is_some()
     }
 
     /// Whether a receive that waits would go on.
@@ -333,10 +365,23 @@ impl Inner {
         let total = src.bytes() as u64;
         let mut done = get(&turn.done);
         let begun = done;
+        let number = get(&self.out.longs) + 1;
+        if self.own.load(lines::OFFER) != get(&self.out.answered) {
+            self.look_at_offers()?;
+        }
         let is_far = self.own.load(lines::DISTANCE) == 1;
         let most = if is_far { FAR_PIECE } else { PIECE }.min(shape.data() / 4);
         while done < total {
-            let room = if tail.has_cells(shape, &self.own, 1) {
+            let has_cell = tail.has_cells(shape, &self.own, 1);
+            if has_cell
+                && let Some(grant) = Grant::of(&self.own, number)
+                && grant.bytes == total
+            {
+                self.write_rest(grant, src, done)?;
+                self.publish(Kind::Direct, dtype, [total, total - done]);
+                break;
+            }
+            let room = if has_cell {
                 tail.room(shape, &self.own, total - done, most)
             } else {
                 None
@@ -370,7 +415,64 @@ impl Inner {
         }
         set(&turn.holder, 0);
         set(&turn.done, 0);
+        set(&self.out.longs, number);
         Ok(Step::Done)
+    }
+
+    /// Writes what is left of a message to where it is received.
+    fn write_rest(&self, grant: Grant, src: Place<'_>, done: u64) -> Result<(), Failure> {
+        let targets = self.out.targets.take(driver::here());
+        let whole = targets
+            .place(grant)
+            .map_err(|error| self.channel.failure(error))?;
+        let left = grant.bytes - done;
+        let (dst, src) = (whole.part(done, left)?, src.part(done, left)?);
+        memory::copy(dst, src, self.channel.hint(dst))?;
+        Ok(())
+    }
+
+    /// Looks into what the peer offers.
+    #[cold]
+    fn look_at_offers(&self) -> Result<(), Failure> {
+        let number = self.own.load(lines::OFFER);
+        let mut targets = self.out.targets.take(driver::here());
+        let is_answered = targets
+            .look_into(number, &self.channel, &self.own, &self.peer)
+            .map_err(|error| self.channel.failure(error))?;
+        if is_answered {
+            set(&self.out.answered, number);
+        }
+        Ok(())
+    }
+
+    /// Lets the peer write the next long message to `dst`, once, if it can.
+    #[inline]
+    fn grant(&self, dst: Place<'_>) {
+        let incoming = &self.incoming;
+        let number = get(&incoming.longs) + 1;
+        if dst.bytes() >= GRANT_FROM && get(&incoming.considered) != number {
+            set(&incoming.considered, number);
+            self.grant_if_known(dst, number);
+        }
+    }
+
+    fn grant_if_known(&self, dst: Place<'_>, number: u64) {
+        let Some(region) = dst.region_for(self.channel.transport().device()) else {
+            return;
+        };
+        let mut offers = self.incoming.offers.take(driver::here());
+        let Some(slot) = offers.slot(region, &self.own, &self.peer) else {
+            return;
+        };
+        let grant = Grant {
+            number,
+            slot,
+            offset: dst.offset_in(region),
+            bytes: dst.bytes() as u64,
+        };
+        set(&self.incoming.granted, number);
+        grant.tell(&self.peer);
+        self.ring();
     }
 
     /// Fills and publishes the next cell, for which there is room.
@@ -398,8 +500,15 @@ impl Inner {
         dtype: DataType,
         first: Header,
     ) -> Result<Step, Failure> {
-        let Incoming { head, turn, .. } = &self.incoming;
+        let Incoming {
+            head,
+            turn,
+            longs,
+            granted,
+            ..
+        } = &self.incoming;
         let shape = self.own.shape();
+        let number = get(longs) + 1;
         let mut header = first;
         let mut done = get(&turn.done);
         loop {
@@ -410,11 +519,14 @@ impl Inner {
                 return Err(self.refuse(total, header.dtype, dst.bytes() as u64, dtype));
             }
             let left = dst.bytes() as u64 - done;
-            let fits = bytes <= left
-                && bytes > 0
-                && bytes <= shape.data() - head.data() % shape.data()
-                && total == dst.bytes() as u64;
-            if !matches!(header.kind, Kind::Piece | Kind::TimedPiece) || !fits {
+            let is_possible = match header.kind {
+                Kind::Piece | Kind::TimedPiece => {
+                    bytes <= left && bytes <= shape.data() - head.data() % shape.data()
+                }
+                Kind::Direct => bytes == left && get(granted) == number,
+                Kind::Short | Kind::More => false,
+            };
+            if !is_possible || bytes == 0 || total != dst.bytes() as u64 {
                 let what = format!(
                     "{header:?} with a piece of {bytes} bytes where {left} of {total} are left"
                 );
@@ -423,10 +535,11 @@ impl Inner {
             if header.kind == Kind::TimedPiece {
                 self.measure();
             }
-            self.own
-                .empty_data(head.data(), dst.part(done, bytes)?, false);
+            if header.kind != Kind::Direct {
+                self.own.empty_data(head.data(), dst.part(done, bytes)?);
+                head.take_data(bytes);
+            }
             head.take_cells(1);
-            head.take_data(bytes);
             done += bytes;
             let is_over = done == total;
             set(&turn.holder, if is_over { 0 } else { who });
@@ -436,7 +549,13 @@ impl Inner {
                 self.ring();
             }
             if is_over {
+                set(longs, number);
+                // A grant for what is sent next is read at once, when the time comes.
+                self.own.prefetch(lines::GRANT);
                 return Ok(Step::Done);
+            }
+            if total - done >= GRANT_FROM as u64 {
+                self.grant(dst);
             }
             let position = head.cells();
             let word = self.own.load(shape.header(position));

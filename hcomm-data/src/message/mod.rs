@@ -5,7 +5,8 @@
 //! Each side has an inbox that only the other one writes:
 //!
 //! ```text
-//! | credits, distance | refusal | beacon | exchange line | cells, 64 bytes each | data ring |
+//! | credits, distance | refusal | beacon | exchange line | grant, offer | answer | blob
+//! | cells, 64 bytes each | data ring |
 //! ```
 //!
 //! **Cells** carry messages in order. A cell begins with its header ([`header`]) and has 56 bytes of
@@ -21,6 +22,9 @@
 //!
 //! **The data ring** carries longer messages, cut into pieces: while the receiver copies one out,
 //! the sender copies the next one in. Each piece has a cell.
+//!
+//! **Grants.** A receiver that waits for a long message in memory that the peer can map lets it
+//! write there; what is left of the message then needs no second copy. See [`direct`].
 //!
 //! **Credits** tell the sender how much of its cells and data was taken. They are stored into the
 //! sender's inbox, a quarter of the ring late at most, and looked at only when the ring seems full: so they cost
@@ -48,6 +52,7 @@
 //! One OS thread at a time sends on a link, and one receives. Messages of one direction are in
 //! order; a queue that finds another one in the middle of a message waits for it.
 
+mod direct;
 pub(crate) mod header;
 #[allow(unsafe_code)]
 mod inbox;

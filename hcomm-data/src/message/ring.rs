@@ -38,8 +38,21 @@ pub(crate) mod lines {
     /// first: its half, then that of the second.
     pub(crate) const EXCHANGE: usize = 48;
     pub(crate) const EXCHANGE_OF_SECOND: usize = 52;
+    /// What the peer grants: see [`direct`](super::super::direct).
+    pub(crate) const GRANT: usize = 64;
+    pub(crate) const GRANT_SLOT: usize = 65;
+    pub(crate) const GRANT_OFFSET: usize = 66;
+    pub(crate) const GRANT_BYTES: usize = 67;
+    /// What the peer offers, in the same line: both are looked at together.
+    pub(crate) const OFFER: usize = 68;
+    pub(crate) const OFFER_SLOT: usize = 69;
+    pub(crate) const OFFER_BYTES: usize = 70;
+    /// What became of the latest offer of the inbox's owner.
+    pub(crate) const ANSWER: usize = 80;
+    /// The offered region, as its blob, up to the cells.
+    pub(crate) const BLOB: usize = 96;
     /// Word at which the cells begin.
-    pub(crate) const CELLS: usize = 64;
+    pub(crate) const CELLS: usize = 128;
 }
 
 /// How an inbox is divided: lines, cells, data ring.

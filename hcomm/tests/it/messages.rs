@@ -1,6 +1,6 @@
 //! Point to point.
 
-use hcomm::{Communicator, Rank, ReduceOp};
+use hcomm::{Communicator, DataType, Rank, ReduceOp};
 
 use crate::job::{self, Job};
 use crate::random::Random;
@@ -76,6 +76,44 @@ pub(crate) fn large_ones(comm: &Communicator) {
     }
 }
 
+/// Into registered memory, which the sender of a long message writes to itself: memory of the
+/// communicator, which is mapped at the peer, and the caller's own, which is not.
+pub(crate) fn into_registered_memory(comm: &Communicator) {
+    const BYTES: usize = 300 << 10;
+    let (rank, size) = (comm.rank().0, comm.size());
+    let ours = comm.allocate("boxes", 2 * BYTES).unwrap();
+    let users = comm
+        .register("users", vec![0_u8; BYTES].into_boxed_slice())
+        .unwrap();
+    let outbox = ours.sub(0..BYTES).unwrap();
+    let inboxes = [
+        ours.sub(BYTES..2 * BYTES).unwrap(),
+        users.slice().unwrap().clone(),
+    ];
+    let pairs = (0..size).flat_map(|a| (0..size).map(move |b| (a, b)));
+    for (number, (from, to)) in pairs.cycle().take(60 * size as usize).enumerate() {
+        let bytes = [8, 2048, 70_001, BYTES, 16 << 10][number / 7 % 5];
+        let content: Vec<u8> = samples(ReduceOp::Sum, from, number, bytes);
+        if from == to {
+            continue;
+        }
+        if rank == from {
+            let src = outbox.sub(0..bytes).unwrap();
+            src.copy_from(&content).unwrap();
+            comm.send_slice(&src, Rank(to), DataType::U8).unwrap();
+        } else if rank == to {
+            let inbox = &inboxes[usize::from(number % 3 == 0)];
+            let dst = inbox.sub(0..bytes).unwrap();
+            comm.recv_slice(&dst, Rank(from), DataType::U8).unwrap();
+            let mut found = vec![0; bytes];
+            dst.copy_to(&mut found).unwrap();
+            let what = format!("message {number} of {bytes} bytes from {from}");
+            assert_same(what, &found, &content);
+        }
+    }
+    comm.forget("boxes").unwrap();
+}
+
 /// Messages between collectives do not get in each other's way.
 pub(crate) fn between_collectives(comm: &Communicator) {
     let (rank, size) = (comm.rank().0, comm.size());
@@ -142,6 +180,16 @@ fn many_messages_each_way() {
 fn large_messages_between_all_pairs() {
     team::run_with(3, &team::small_buffer(256 << 10), |comm| large_ones(&comm));
     team::run(2, |comm| large_ones(&comm));
+}
+
+#[test]
+fn messages_into_registered_memory() {
+    for algorithm in [None, Some("handshake")] {
+        team::run(3, move |comm| {
+            comm.force_algorithm(algorithm).unwrap();
+            into_registered_memory(&comm);
+        });
+    }
 }
 
 #[test]

@@ -56,6 +56,7 @@ fn rank(name: &str) {
             messages::ring_of_sends(&comm);
             messages::many_each_way(&comm);
             messages::large_ones(&comm);
+            messages::into_registered_memory(&comm);
             messages::between_collectives(&comm);
         }
         "mixture" => {

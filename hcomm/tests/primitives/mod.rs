@@ -174,6 +174,26 @@ pub(crate) fn run(comm: &Communicator, rounds: u32, watcher: &mut dyn Watcher) -
             comm.send(&number, Rank(0))
         }
     })?;
+    // Long enough to be written by the sender itself.
+    let (outbox, inbox) = (memory.sub(0..8192)?, memory.sub(65536..73728)?);
+    let exchange = || {
+        if rank == 0 {
+            comm.send_slice(&outbox, Rank(1), DataType::F32)?;
+            comm.recv_slice(&inbox, Rank(1), DataType::F32)
+        } else {
+            comm.recv_slice(&inbox, Rank(0), DataType::F32)?;
+            comm.send_slice(&outbox, Rank(0), DataType::F32)
+        }
+    };
+    side.meet()?;
+    // The first ones make the memory known to the peer.
+    (0..4).try_for_each(|_| exchange())?;
+    side.meet()?;
+    side.both(
+        "together: send_slice and recv_slice",
+        (rounds / 10).max(1),
+        exchange,
+    )?;
     let (input, mut sum) = ([1.0_f32; 64], [0.0_f32; 64]);
     side.meet()?;
     side.both("together: all_reduce", (rounds / 10).max(1), || {

@@ -34,7 +34,7 @@ pub use bell::Bell;
 pub use channel::{Channel, Connecting, Descriptor, Importing, NotifyWord, Posted};
 pub use device::{Capabilities, Device, DeviceInfo, Lane};
 pub use plugin::{Plugin, Source};
-pub use region::{Import, Region, UserMemory};
+pub use region::{Import, Region, UserMemory, WeakRegion};
 pub use transports::{Candidate, LoadOptions, Outcome, Selection, SelectionError, Transports};
 pub use waiter::{Interest, Paused, Phase, SystemWaiter, WaitPolicy, Waiter, Watch};
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use hcomm_transport_abi as abi;
 use hcomm_types::{Element, Error, ErrorKind, Result};
@@ -176,6 +176,12 @@ impl Region {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
+    /// A handle that does not keep it.
+    #[must_use]
+    pub fn downgrade(&self) -> WeakRegion {
+        WeakRegion(Arc::downgrade(&self.0))
+    }
+
     /// Handles of it that there are, this one included.
     #[must_use]
     pub fn handles(&self) -> usize {
@@ -203,6 +209,24 @@ impl Region {
         device.info.plugin.status("export_region", status)?;
         blob.truncate(len as usize);
         Ok(blob)
+    }
+}
+
+/// A region that may be gone: its identity, which no other region ever has.
+#[derive(Clone, Debug)]
+pub struct WeakRegion(Weak<RegionInner>);
+
+impl WeakRegion {
+    /// Whether it is this one.
+    #[must_use]
+    pub fn is(&self, region: &Region) -> bool {
+        std::ptr::eq(self.0.as_ptr(), Arc::as_ptr(&region.0))
+    }
+
+    /// Whether it has ended.
+    #[must_use]
+    pub fn is_gone(&self) -> bool {
+        self.0.strong_count() == 0
     }
 }
 

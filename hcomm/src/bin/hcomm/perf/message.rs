@@ -1,7 +1,7 @@
 //! Send and recv between pairs of ranks: 0 with 1, 2 with 3, and so on.
 
 use hcomm::Communicator;
-use hcomm_data::{Slice, Thread};
+use hcomm_data::{Engine, Slice, Thread};
 use hcomm_types::{DataType, Rank, Result};
 
 use super::pattern::{fill, sum_u64, wrong_copies};
@@ -63,7 +63,8 @@ enum Boxes {
         inbox: Vec<u8>,
     },
     Ours {
-        thread: Thread,
+        /// Of a worker; otherwise the communicator's own.
+        thread: Option<Thread>,
         outbox: Slice,
         inbox: Slice,
     },
@@ -73,8 +74,12 @@ impl Boxes {
     fn ours(args: &PerfArgs, comm: &Communicator, bytes: usize) -> Result<Self> {
         let memory = comm.allocate(&args.tag(), (2 * bytes).max(1))?;
         comm.forget(&args.tag())?;
+        let thread = match args.engine.engine() {
+            Engine::Cpu => None,
+            engine => Some(comm.thread_on(engine, 0)?),
+        };
         Ok(Self::Ours {
-            thread: comm.thread_on(args.engine.engine(), 0)?,
+            thread,
             outbox: memory.sub(0..bytes)?,
             inbox: memory.sub(bytes..2 * bytes)?,
         })
@@ -89,20 +94,26 @@ impl Messages<'_> {
     fn send(&self) -> Result<()> {
         match &self.memory {
             Boxes::Users { outbox, .. } => self.comm.send(outbox, self.peer),
-            Boxes::Ours { thread, outbox, .. } => {
-                self.comm.send_on(thread, outbox, self.peer, DataType::U8)?;
-                thread.synchronize(None)
-            }
+            Boxes::Ours { thread, outbox, .. } => match thread {
+                None => self.comm.send_slice(outbox, self.peer, DataType::U8),
+                Some(thread) => {
+                    self.comm.send_on(thread, outbox, self.peer, DataType::U8)?;
+                    thread.synchronize(None)
+                }
+            },
         }
     }
 
     fn recv(&mut self) -> Result<()> {
         match &mut self.memory {
             Boxes::Users { inbox, .. } => self.comm.recv(inbox, self.peer)?,
-            Boxes::Ours { thread, inbox, .. } => {
-                self.comm.recv_on(thread, inbox, self.peer, DataType::U8)?;
-                thread.synchronize(None)?;
-            }
+            Boxes::Ours { thread, inbox, .. } => match thread {
+                None => self.comm.recv_slice(inbox, self.peer, DataType::U8)?,
+                Some(thread) => {
+                    self.comm.recv_on(thread, inbox, self.peer, DataType::U8)?;
+                    thread.synchronize(None)?;
+                }
+            },
         }
         if self.consumes {
             let sum = match &self.memory {
