@@ -98,6 +98,40 @@ pub(crate) unsafe fn copy_small(dst: *mut u8, src: *const u8, bytes: usize) {
     }
 }
 
+/// Has a line fetched that is loaded from soon; any address will do.
+#[inline]
+pub(crate) fn prefetch(line: *const u8) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a hint, whatever the address.
+        unsafe { _mm_prefetch(line.cast(), _MM_HINT_T0) }
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    let _ = line;
+}
+
+/// Has a line fetched that is stored to soon, so that this core owns it by then; any address will
+/// do.
+#[inline]
+pub(crate) fn prefetch_owned(line: *const u8) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    {
+        // The intrinsic falls back to a plain fetch where the build does not promise this
+        // instruction, which does nothing on processors that do not know it.
+        // SAFETY: a hint, whatever the address.
+        unsafe {
+            std::arch::asm!(
+                "prefetchw [{}]",
+                in(reg) line,
+                options(nostack, preserves_flags, readonly)
+            );
+        }
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    let _ = line;
+}
+
 /// Bytes of the last-level cache that this core uses, all cores' share of it. Asked once a process;
 /// makes no system call.
 fn last_level_cache() -> usize {

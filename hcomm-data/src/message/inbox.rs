@@ -154,15 +154,13 @@ impl Inbox {
     /// Has a line fetched that is looked at soon.
     #[inline]
     pub(crate) fn prefetch(&self, word: usize) {
-        #[cfg(all(target_arch = "x86_64", not(miri)))]
-        {
-            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            let word = std::ptr::from_ref(self.word(word));
-            // SAFETY: a hint, whatever the address.
-            unsafe { _mm_prefetch(word.cast(), _MM_HINT_T0) }
-        }
-        #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-        let _ = word;
+        crate::copy::prefetch(std::ptr::from_ref(self.word(word)).cast());
+    }
+
+    /// Has a line fetched that is written soon.
+    #[inline]
+    pub(crate) fn prefetch_owned(&self, word: usize) {
+        crate::copy::prefetch_owned(std::ptr::from_ref(self.word(word)).cast());
     }
 
     /// A range of the data ring, if it is one piece.

@@ -75,6 +75,8 @@ struct Incoming {
     considered: AtomicU64,
     granted: AtomicU64,
     offers: Owned<Offers>,
+    /// 1 if the next message was looked for and was not there.
+    waits: AtomicU64,
 }
 
 /// Who is in the middle of a message, and where.
@@ -108,6 +110,12 @@ const MOST_NANOS: u64 = 1000;
 /// at work. Past the caches the fence at the end of each costs more.
 const PIECE: u64 = 8 << 10;
 const FAR_PIECE: u64 = 16 << 10;
+/// How many cells before their use their lines are fetched: by the sender to own them, and by the
+/// receiver to read them, unless it has waited, for then they are about to be written. With less, a
+/// stream of short messages takes the time of a hand-over a message, because one message's loads and
+/// stores fill the buffers of a core, and no two misses overlap: 64 bytes, far, 240 ns a message
+/// without, 180 with 3 ahead, 130 with 4, 140 with 6.
+const CELLS_AHEAD: u64 = 4;
 /// Bytes of a message from which a grant is worth the line that carries it.
 const GRANT_FROM: usize = 2 << 10;
 /// A shorter piece is not worth the way past the caches.
@@ -210,6 +218,7 @@ impl MessageLink {
                 if holder == 0 {
                     link.grant(dst);
                 }
+                set(&link.incoming.waits, 1);
                 return Ok(Step::Waits);
             }
             Err(error) => return Err(link.channel.failure(error)),
@@ -228,6 +237,14 @@ impl MessageLink {
             return Err(link.refuse(bytes as u64, header.dtype, dst.bytes() as u64, dtype));
         }
         let cells = cells_of(bytes);
+        if get(&link.incoming.waits) == 0 {
+            // The sender is ahead.
+            for cell in 0..cells as u64 {
+                let soon = shape.header(position + cell + CELLS_AHEAD);
+                link.own.prefetch(soon);
+            }
+        }
+        set(&link.incoming.waits, 0);
         for cell in 0..cells {
             let at = cell * PAYLOAD;
             let part = PAYLOAD.min(bytes - at);
@@ -335,6 +352,10 @@ impl Inner {
             return Step::Waits;
         }
         let first = tail.cells();
+        for cell in 0..cells as u64 {
+            let soon = shape.header(first + cell + CELLS_AHEAD);
+            self.peer.prefetch_owned(soon);
+        }
         // The first cell last: the peer looks for no other.
         for cell in (0..cells).rev() {
             let (position, at) = (first + cell as u64, cell * PAYLOAD);
