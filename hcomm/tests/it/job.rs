@@ -16,8 +16,11 @@ use rustix::net::{AddressFamily, SocketType, bind, getsockname, socket, sockopt}
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde_json::Value;
 
-/// After this a process hangs.
-pub(crate) const LIMIT: Duration = Duration::from_secs(90);
+/// After this a process hangs. A soak beside other work asks for more, in `ITEST_LIMIT` seconds.
+pub(crate) fn limit() -> Duration {
+    let seconds = std::env::var("ITEST_LIMIT").map_or(90, |text| text.parse().expect("seconds"));
+    Duration::from_secs(seconds)
+}
 
 /// Names under which launchers and we speak to ranks; a test sets its own.
 const NOT_INHERITED: [&str; 12] = [
@@ -133,10 +136,11 @@ impl Process {
         if let Some(status) = self.status {
             return status;
         }
-        if !self.ends_by(Instant::now() + LIMIT) {
+        let limit = limit();
+        if !self.ends_by(Instant::now() + limit) {
             let output = self.output();
             panic!(
-                "{} has not ended in {LIMIT:?}; its output:\n{output}",
+                "{} has not ended in {limit:?}; its output:\n{output}",
                 self.name
             );
         }
@@ -175,7 +179,7 @@ impl Process {
 
     #[track_caller]
     fn wait_on(&self, pipe: &Arc<Printed>, text: &str) {
-        let limit = Instant::now() + LIMIT;
+        let limit = Instant::now() + limit();
         let mut state = pipe.state.lock().unwrap();
         loop {
             if String::from_utf8_lossy(&state.0).contains(text) {
@@ -467,9 +471,10 @@ pub(crate) fn wait_for_end_of(pid: u32) {
         return;
     };
     let mut fds = [PollFd::from_borrowed_fd(pidfd.as_fd(), PollFlags::IN)];
-    let time = Timespec::try_from(LIMIT).expect("a short time");
+    let limit = limit();
+    let time = Timespec::try_from(limit).expect("a short time");
     let ended = poll(&mut fds, Some(&time)).expect("poll");
-    assert!(ended == 1, "process {pid} is still there after {LIMIT:?}");
+    assert!(ended == 1, "process {pid} is still there after {limit:?}");
 }
 
 fn names_in_dev_shm() -> BTreeSet<String> {

@@ -5,12 +5,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use hcomm::{Communicator, Options, Settings};
 
-/// After this a test hangs.
-pub(crate) const LIMIT: Duration = Duration::from_secs(100);
+use crate::job;
 
 /// Runs `work` on every rank of a fresh communicator; results in rank order.
 pub(crate) fn run<R: Send + 'static>(
@@ -54,7 +53,8 @@ pub(crate) fn on_threads<M: Send + 'static, R: Send + 'static>(
         threads.push(thread.expect("a thread"));
     }
     drop(sender);
-    let limit = Instant::now() + LIMIT;
+    let patience = job::limit();
+    let limit = Instant::now() + patience;
     let mut first_panic = None;
     while results.iter().any(Option::is_none) {
         match ends.recv_timeout(limit.saturating_duration_since(Instant::now())) {
@@ -75,7 +75,7 @@ pub(crate) fn on_threads<M: Send + 'static, R: Send + 'static>(
         .collect();
     assert!(
         hang.is_empty(),
-        "ranks {hang:?} have not ended in {LIMIT:?}"
+        "ranks {hang:?} have not ended in {patience:?}"
     );
     for thread in threads {
         thread.join().expect("panics were caught");
