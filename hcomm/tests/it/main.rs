@@ -25,6 +25,7 @@ mod queues;
 mod random;
 mod sample;
 mod steps;
+mod tally;
 mod team;
 mod transfers;
 mod workers;

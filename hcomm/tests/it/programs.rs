@@ -4,6 +4,8 @@
 use std::process::exit;
 
 use hcomm::{Communicator, Error, Rank, ReduceOp, Result};
+use rustix::process::{DumpableBehavior, set_dumpable_behavior};
+use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 use serde_json::json;
 
 use crate::sample::{Sample as _, samples};
@@ -14,6 +16,10 @@ pub(crate) const ERROR: &str = "ERROR ";
 
 /// What a rank that is up prints.
 pub(crate) const UP: &str = "UP";
+
+/// Variable with the ranks whose memory no other process may look into, as in many containers:
+/// links have to move user memory through a ring.
+pub(crate) const CLOSED_MEMORY: &str = "ITEST_CLOSED_MEMORY";
 
 /// Exit code of a program that has printed an error.
 pub(crate) const FAILED: i32 = 3;
@@ -26,12 +32,31 @@ fn rank_program() {
     };
     // libtest leaves its line unfinished.
     println!();
+    close_memory();
     match name.as_str() {
         "leaks" => leaks::all_kinds(),
         "steps" => steps::program(),
         name => rank(name),
     }
     exit(0);
+}
+
+/// Does what [`CLOSED_MEMORY`] says.
+fn close_memory() {
+    let closed = std::env::var(CLOSED_MEMORY).unwrap_or_default();
+    if closed.is_empty() {
+        return;
+    }
+    // Root may look into everything as long as it has this; OS threads made from here on inherit.
+    let mut sets = capabilities(None).expect("what this thread may do");
+    sets.effective.remove(CapabilitySet::SYS_PTRACE);
+    sets.permitted.remove(CapabilitySet::SYS_PTRACE);
+    sets.inheritable.remove(CapabilitySet::SYS_PTRACE);
+    set_capabilities(None, sets).expect("less than before");
+    let rank = std::env::var("RANK").expect("RANK");
+    if closed.split(',').any(|one| one == rank) {
+        set_dumpable_behavior(DumpableBehavior::NotDumpable).expect("a closed process");
+    }
 }
 
 fn rank(name: &str) {

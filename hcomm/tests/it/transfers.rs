@@ -5,17 +5,25 @@
 //! rank keeps a copy of what its memory must hold: places where something arrives are compared as
 //! soon as a notify says so, or at the end of the round, and then everything around them, too.
 //!
+//! Queues are driven by the rank itself or by workers, which is drawn as well. In some rounds messages
+//! come by the algorithm `handshake`. User memory of processes that nobody may look into
+//! ([`CLOSED_MEMORY`]) is reached through the link's ring.
+//!
 //! A failure names the seed and the round. `ITEST_SEED=… ITEST_TRANSFERS=… cargo nextest run -p
 //! hcomm transfers::random` does the same again.
 
+use std::time::Instant;
+
 use hcomm::{
-    BatchOp, Communicator, DataType, Element, PeerLink, Rank, ReduceOp, Registered, RemoteSlice,
-    Slice, Thread, Window,
+    BatchOp, Communicator, CpuTs, DataType, Element, Engine, PeerLink, Rank, ReduceOp, Registered,
+    RemoteSlice, Slice, Thread, Window,
 };
 
 use crate::job::{self, Job};
+use crate::programs::CLOSED_MEMORY;
 use crate::random::{Random, mix};
 use crate::sample::{Sample, each_type, samples};
+use crate::tally::Tally;
 use crate::team;
 
 const RANKS: u32 = 4;
@@ -26,12 +34,13 @@ const ARENAS: usize = 3;
 const OURS: usize = 0;
 const USER: usize = 1;
 const WINDOW: usize = 2;
-const ARENA_BYTES: usize = 2 << 20;
+const ARENA_BYTES: usize = 8 << 20;
 
 /// Queues of a rank.
-const THREADS: usize = 2;
-/// Notifies of each channel and direction; number `n` belongs to queue `n % THREADS` of both sides.
-const NOTIFIES: u32 = 8;
+const THREADS: usize = 3;
+/// Notifies of each channel and direction. Number `n` is used by queue `n % THREADS` of both sides,
+/// on the channel of that queue.
+const NOTIFIES: u32 = 9;
 /// Notifies of each queue.
 const THREAD_NOTIFIES: u32 = 4;
 
@@ -41,6 +50,10 @@ const STEPS: usize = 48;
 const MOST_PIECES: usize = 9;
 /// After so many rounds a rank looks at all of its memory.
 const ROUNDS_TO_FULL_LOOK: usize = 64;
+/// In one of so many rounds, messages are asked for and granted before they come.
+const ROUNDS_TO_HANDSHAKES: usize = 5;
+/// Longest transfer: many times the ring of a link, for messages and for staged bytes.
+const MOST_BYTES: usize = 4 << 20;
 
 /// Where something lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,7 +80,7 @@ enum Way {
     Local,
     /// `send_on` and `recv_on`.
     QueuedMessage,
-    /// `send` and `recv`, between memory of the program.
+    /// `send` or `send_slice`, and `recv` or `recv_slice`.
     Message,
     /// `record_thread` and `wait_thread`.
     ThreadNotify,
@@ -96,6 +109,46 @@ struct Transfer {
 type Step = Vec<Transfer>;
 
 impl Transfer {
+    /// Its name in the tally.
+    fn kind(&self) -> String {
+        let name = match (self.way, self.reduce.is_some()) {
+            (Way::Write, false) => "write",
+            (Way::Write, true) => "write_reduce",
+            (Way::Read, false) => "read",
+            (Way::Read, true) => "read_reduce",
+            (Way::Record, _) => "record",
+            (Way::Store, false) => "store",
+            (Way::Store, true) => "store_reduce",
+            (Way::Load, false) => "load",
+            (Way::Load, true) => "load_reduce",
+            (Way::Local, false) => "local_copy",
+            (Way::Local, true) => "local_reduce",
+            (Way::QueuedMessage, _) => "send_on",
+            (Way::Message, _) => "send",
+            (Way::ThreadNotify, _) => "thread_notify",
+        };
+        let told = self.notify.is_some() && !matches!(self.way, Way::Record | Way::ThreadNotify);
+        format!("{name}{}", if told { "_with_notify" } else { "" })
+    }
+
+    /// Elements of a queued message: both sides have to name the same type.
+    fn elements(&self) -> DataType {
+        let types = [DataType::F64, DataType::U32, DataType::Bf16];
+        let fits = |dtype: &DataType| self.bytes.is_multiple_of(dtype.size());
+        let found = types.into_iter().find(fits);
+        found.unwrap_or(DataType::U8)
+    }
+
+    /// Whether a message is sent from memory that is registered.
+    const fn is_sent_from_slice(&self) -> bool {
+        self.looks
+    }
+
+    /// Whether it is received there.
+    const fn is_received_in_slice(&self) -> bool {
+        self.contents & 1 == 0
+    }
+
     fn moves_bytes(&self) -> bool {
         !matches!(self.way, Way::Record | Way::ThreadNotify)
     }
@@ -149,12 +202,12 @@ impl Transfer {
         let notify = self.notify;
         match (self.way, self.reduce) {
             (Way::Write, None) => BatchOp::Write {
-                dst: here.remote(self.target, self.bytes),
+                dst: here.remote(self.target, self.bytes, self.queue),
                 src: here.local(self.source, self.bytes),
                 notify,
             },
             (Way::Write, Some((dtype, redop))) => BatchOp::WriteReduce {
-                dst: here.remote(self.target, self.bytes),
+                dst: here.remote(self.target, self.bytes, self.queue),
                 src: here.local(self.source, self.bytes),
                 dtype,
                 redop,
@@ -162,12 +215,12 @@ impl Transfer {
             },
             (Way::Read, None) => BatchOp::Read {
                 dst: here.local(self.target, self.bytes),
-                src: here.remote(self.source, self.bytes),
+                src: here.remote(self.source, self.bytes, self.queue),
                 notify,
             },
             (Way::Read, Some((dtype, redop))) => BatchOp::ReadReduce {
                 dst: here.local(self.target, self.bytes),
-                src: here.remote(self.source, self.bytes),
+                src: here.remote(self.source, self.bytes, self.queue),
                 dtype,
                 redop,
                 notify,
@@ -322,13 +375,14 @@ impl Plan {
 
     /// Many small and odd ones, some large.
     fn bytes(&mut self) -> usize {
-        let most = match self.random.below(32) {
-            0 => 0,
-            1..=10 => 16,
-            11..=19 => 300,
-            20..=27 => 5_000,
-            28..=30 => 70_000,
-            _ => 400_000,
+        let most = match self.random.below(512) {
+            0..16 => 0,
+            16..176 => 24,
+            176..320 => 300,
+            320..448 => 5_000,
+            448..495 => 70_000,
+            495..511 => 600_000,
+            _ => MOST_BYTES,
         };
         let bytes = self.random.below(most + 1);
         match self.random.below(8) {
@@ -371,26 +425,39 @@ struct Here<'a> {
     threads: Vec<Thread>,
     arenas: Vec<Slice>,
     must_hold: Vec<Vec<u8>>,
-    links: Vec<Option<PeerLink>>,
+    /// Of each peer, a channel for each queue: workers post beside the rank's own OS thread, and
+    /// one OS thread at a time may post on a channel.
+    links: Vec<Vec<PeerLink>>,
     mapped: bool,
     // What the slices above are parts of.
     window: Window,
     _user: Registered<u8>,
 }
 
+/// Who drives the queues of a rank: itself or one of two workers.
+fn engines(seed: u64, rank: usize) -> impl Iterator<Item = Engine> {
+    let mut random = Random::new(mix(seed) ^ mix(!(rank as u64)));
+    (0..THREADS).map(move |_| match random.below(4) {
+        0 | 1 => Engine::Cpu,
+        worker => Engine::CpuTs(CpuTs::worker(worker as u32)),
+    })
+}
+
 impl<'a> Here<'a> {
-    fn new(comm: &'a Communicator) -> hcomm::Result<Self> {
+    fn new(comm: &'a Communicator, seed: u64) -> hcomm::Result<Self> {
         let (me, ranks) = (comm.rank().index(), comm.size() as usize);
         let ours = comm.allocate("ours", ARENA_BYTES)?;
         let user = comm.register("user", vec![0u8; ARENA_BYTES])?;
         let window = comm.window("window", ARENA_BYTES)?;
-        let mut links: Vec<Option<PeerLink>> = (0..ranks).map(|_| None).collect();
+        let mut links: Vec<Vec<PeerLink>> = (0..ranks).map(|_| Vec::new()).collect();
         // Pair by pair, in the same order everywhere.
         for a in 0..ranks {
             for b in a + 1..ranks {
                 if me == a || me == b {
                     let peer = a + b - me;
-                    links[peer] = Some(comm.open_channel(Rank::from_index(peer), NOTIFIES)?);
+                    for _ in 0..THREADS {
+                        links[peer].push(comm.open_channel(Rank::from_index(peer), NOTIFIES)?);
+                    }
                 }
             }
         }
@@ -398,8 +465,8 @@ impl<'a> Here<'a> {
         Ok(Self {
             comm,
             me,
-            threads: (0..THREADS)
-                .map(|_| comm.thread(THREAD_NOTIFIES as usize))
+            threads: engines(seed, me)
+                .map(|engine| comm.thread_on(engine, THREAD_NOTIFIES as usize))
                 .collect::<hcomm::Result<_>>()?,
             arenas: vec![ours, user.slice()?.clone(), window.local().clone()],
             must_hold: vec![vec![0; ARENA_BYTES]; ARENAS],
@@ -416,9 +483,9 @@ impl<'a> Here<'a> {
         whole.sub(place.at..place.at + bytes).expect("inside")
     }
 
-    fn remote(&self, place: Place, bytes: usize) -> RemoteSlice {
+    fn remote(&self, place: Place, bytes: usize, queue: usize) -> RemoteSlice {
         let range = place.at as u64..(place.at + bytes) as u64;
-        let link = self.link(place.rank);
+        let link = self.link(place.rank, queue);
         match place.arena {
             OURS => link.memory("ours").and_then(|whole| whole.sub(range)),
             USER => link.memory("user").and_then(|whole| whole.sub(range)),
@@ -430,8 +497,8 @@ impl<'a> Here<'a> {
         .expect("inside")
     }
 
-    fn link(&self, peer: usize) -> &PeerLink {
-        self.links[peer].as_ref().expect("a channel to each peer")
+    fn link(&self, peer: usize, queue: usize) -> &PeerLink {
+        &self.links[peer][queue]
     }
 
     /// Puts new contents where this rank's transfers begin and end.
@@ -468,7 +535,7 @@ impl<'a> Here<'a> {
                 self.call(&thread, transfer)?;
             } else {
                 let pieces: Vec<BatchOp> = step.iter().map(|piece| piece.piece(self)).collect();
-                thread.batch(&self.link(first.peer).channel, &pieces)?;
+                thread.batch(&self.link(first.peer, first.queue).channel, &pieces)?;
             }
         } else if first.peer == self.me {
             self.meet(&thread, step)?;
@@ -481,6 +548,7 @@ impl<'a> Here<'a> {
         let &Transfer {
             way,
             peer,
+            queue,
             source,
             target,
             bytes,
@@ -495,10 +563,10 @@ impl<'a> Here<'a> {
                 Some((dtype, op)) => thread.reduce(&dst, &dst, &src, dtype, op),
             };
         }
-        let channel = &self.link(peer).channel;
+        let channel = &self.link(peer, queue).channel;
         match way {
             Way::Write => {
-                let (dst, src) = (self.remote(target, bytes), self.local(source, bytes));
+                let (dst, src) = (self.remote(target, bytes, queue), self.local(source, bytes));
                 match (reduce, notify) {
                     (None, None) => thread.write(channel, &dst, &src),
                     (None, Some(notify)) => thread.write_with_notify(channel, &dst, &src, notify),
@@ -508,7 +576,7 @@ impl<'a> Here<'a> {
                 }
             }
             Way::Read => {
-                let (dst, src) = (self.local(target, bytes), self.remote(source, bytes));
+                let (dst, src) = (self.local(target, bytes), self.remote(source, bytes, queue));
                 match (reduce, notify) {
                     (None, None) => thread.read(channel, &dst, &src),
                     (None, Some(notify)) => thread.read_with_notify(channel, &dst, &src, notify),
@@ -519,7 +587,7 @@ impl<'a> Here<'a> {
             }
             Way::Record => thread.record(channel, notify.expect("a record has a notify")),
             Way::Store => {
-                let (dst, src) = (self.remote(target, bytes), self.local(source, bytes));
+                let (dst, src) = (self.remote(target, bytes, queue), self.local(source, bytes));
                 match reduce {
                     None => thread.copy(&dst, &src),
                     Some((dtype, op)) => thread.reduce(&dst, &dst, &src, dtype, op),
@@ -527,7 +595,7 @@ impl<'a> Here<'a> {
                 notify.map_or(Ok(()), |notify| thread.record(channel, notify))
             }
             Way::Load => {
-                let (dst, src) = (self.local(target, bytes), self.remote(source, bytes));
+                let (dst, src) = (self.local(target, bytes), self.remote(source, bytes, queue));
                 match reduce {
                     None => thread.copy(&dst, &src),
                     Some((dtype, op)) => thread.reduce(&dst, &dst, &src, dtype, op),
@@ -536,7 +604,11 @@ impl<'a> Here<'a> {
             }
             Way::QueuedMessage => {
                 let data = self.local(source, bytes);
-                (self.comm).send_on(thread, &data, Rank::from_index(peer), DataType::U8)
+                (self.comm).send_on(thread, &data, Rank::from_index(peer), transfer.elements())
+            }
+            Way::Message if transfer.is_sent_from_slice() => {
+                let data = self.local(source, bytes);
+                (self.comm).send_slice(&data, Rank::from_index(peer), DataType::U8)
             }
             Way::Message => self.comm.send(&transfer.sent(), Rank::from_index(peer)),
             Way::ThreadNotify => {
@@ -556,7 +628,13 @@ impl<'a> Here<'a> {
             match transfer.way {
                 Way::QueuedMessage => {
                     let data = self.local(transfer.target, transfer.bytes);
-                    self.comm.recv_on(thread, &data, from, DataType::U8)?;
+                    (self.comm).recv_on(thread, &data, from, transfer.elements())?;
+                    continue;
+                }
+                Way::Message if transfer.is_received_in_slice() => {
+                    let data = self.local(transfer.target, transfer.bytes);
+                    self.comm.recv_slice(&data, from, DataType::U8)?;
+                    self.look_at(transfer, "when it was received");
                     continue;
                 }
                 Way::Message => {
@@ -573,7 +651,7 @@ impl<'a> Here<'a> {
             let Some(notify) = transfer.notify else {
                 continue;
             };
-            let channel = &self.link(transfer.by).channel;
+            let channel = &self.link(transfer.by, transfer.queue).channel;
             if !transfer.looks {
                 thread.wait(channel, notify)?;
                 continue;
@@ -594,7 +672,8 @@ impl<'a> Here<'a> {
         for step in steps.iter().filter(|step| step[0].by == self.me) {
             let untold = |t: &Transfer| t.notify.is_none() && t.target.rank != self.me;
             if step.iter().any(|t| t.moves_bytes() && untold(t)) {
-                self.threads[step[0].queue].fence(&self.link(step[0].peer).channel)?;
+                self.threads[step[0].queue]
+                    .fence(&self.link(step[0].peer, step[0].queue).channel)?;
             }
         }
         for thread in &self.threads {
@@ -655,31 +734,71 @@ fn first_difference(found: &[u8], must: &[u8]) -> usize {
     same.count()
 }
 
-/// At least so many transfers, in rounds. Prints how many.
-pub(crate) fn random(comm: &Communicator, seed: u64, transfers: usize) {
+/// At least so many transfers, in rounds. Returns how many of each kind.
+pub(crate) fn random(comm: &Communicator, seed: u64, transfers: usize) -> Tally {
     let failed = |round: usize, error: hcomm::Error| -> ! {
         panic!("seed {seed}, round {round}: {error}");
     };
-    let mut here = Here::new(comm).unwrap_or_else(|error| failed(0, error));
+    let mut here = Here::new(comm, seed).unwrap_or_else(|error| failed(0, error));
     let ranks = comm.size() as usize;
-    let (mut done, mut bytes, mut round) = (0, 0, 0);
+    let engines: Vec<Vec<Engine>> = (0..ranks)
+        .map(|rank| engines(seed, rank).collect())
+        .collect();
+    let (mut tally, mut done, mut round) = (Tally::default(), 0, 0);
     while done < transfers {
         let (steps, used) = Plan::of_round(seed, round, ranks, here.mapped).steps();
         let context = RoundOnPanic { seed, round };
         here.prepare(&steps);
-        let outcome = comm.barrier().and_then(|()| {
-            steps.iter().try_for_each(|step| here.run(step))?;
-            here.settle(&steps)
-        });
+        let handshakes = round % ROUNDS_TO_HANDSHAKES == 3;
+        let outcome = comm
+            .force_algorithm(handshakes.then_some("handshake"))
+            .and_then(|()| comm.barrier())
+            .and_then(|()| {
+                steps.iter().try_for_each(|step| here.run(step))?;
+                here.settle(&steps)
+            });
         outcome.unwrap_or_else(|error| failed(round, error));
         here.look(&steps, used[here.me], round % ROUNDS_TO_FULL_LOOK == 0);
         drop(context);
         done += steps.iter().map(Vec::len).sum::<usize>();
-        bytes += steps.iter().flatten().map(|t| t.bytes).sum::<usize>();
+        count(&mut tally, &steps, &engines, handshakes);
         round += 1;
     }
-    if here.me == 0 {
-        println!("seed {seed}: {done} transfers of {bytes} bytes in {round} rounds");
+    tally.add("transfers", done as u64);
+    tally.add("rounds", round as u64);
+    tally.add("bytes_staged_at_rank_0", comm.counters().bytes_staged);
+    tally
+}
+
+fn count(tally: &mut Tally, steps: &[Step], engines: &[Vec<Engine>], handshakes: bool) {
+    for step in steps {
+        if step.len() > 1 {
+            tally.add("batches", 1);
+            tally.add("in_batches", step.len() as u64);
+        }
+        for transfer in step {
+            tally.add(&transfer.kind(), 1);
+            tally.add("bytes", transfer.bytes as u64);
+            let size = match transfer.bytes {
+                0..=64 => "up_to_64_bytes",
+                65..=4096 => "up_to_4_KiB",
+                4097..=262_144 => "up_to_256_KiB",
+                _ => "above_256_KiB",
+            };
+            if transfer.moves_bytes() {
+                tally.add(size, 1);
+            }
+            let engine = engines[transfer.by][transfer.queue];
+            if engine != Engine::Cpu && transfer.way != Way::Message {
+                tally.add("by_workers", 1);
+            }
+            if transfer.way == Way::Message && transfer.is_received_in_slice() {
+                tally.add("recv_slice", 1);
+            }
+            if handshakes && matches!(transfer.way, Way::Message | Way::QueuedMessage) {
+                tally.add("handshakes", 1);
+            }
+        }
     }
 }
 
@@ -697,8 +816,9 @@ impl Drop for RoundOnPanic {
     }
 }
 
-/// Transfers of one job: enough to settle in, and few enough to be replayed in seconds.
-const TRANSFERS_OF_A_JOB: usize = 20_000;
+/// Transfers of one job: enough to settle in, few enough to be replayed in seconds, and to be over
+/// before the watchdog of a job on a machine that has much else to do.
+const TRANSFERS_OF_A_JOB: usize = 5_000;
 
 fn number(name: &str, usual: usize) -> usize {
     std::env::var(name).map_or(usual, |text| {
@@ -711,30 +831,48 @@ fn seed(usual: u64) -> u64 {
     number("ITEST_SEED", usual as usize) as u64
 }
 
-fn in_processes(seed: u64, transfers: usize) {
+/// Whose user memory nobody may look into.
+#[derive(Clone, Copy)]
+enum Closed {
+    Nobodys,
+    Everybodys,
+    /// Of two ranks: pairs differ by direction.
+    SomeRanks,
+}
+
+fn in_processes(seed: u64, transfers: usize, closed: Closed) -> Tally {
+    let closed = match closed {
+        Closed::Nobodys => "",
+        Closed::Everybodys => "0,1,2,3",
+        Closed::SomeRanks => "1,2",
+    };
     let mut ranks = Job::new("transfers", RANKS)
         .set("ITEST_SEED", seed)
         .set("ITEST_TRANSFERS", transfers)
+        .set(CLOSED_MEMORY, closed)
         .start();
     job::all_succeed(&mut ranks);
-    print!("{}", ranks[0].stdout());
+    Tally::heard(&ranks[0].stdout())
 }
 
 /// What each process runs.
 pub(crate) fn program(comm: &Communicator) {
-    random(comm, seed(1), number("ITEST_TRANSFERS", 0));
+    let tally = random(comm, seed(1), number("ITEST_TRANSFERS", 0));
+    tally.say();
 }
 
-fn on_threads(seed: u64, transfers: usize) {
-    team::run(RANKS, move |comm| {
-        random(&comm, seed, transfers);
+fn on_threads(seed: u64, transfers: usize) -> Tally {
+    let tallies = team::run(RANKS, move |comm| {
+        let tally = random(&comm, seed, transfers);
         comm.close().unwrap();
+        tally
     });
+    tallies.into_iter().next().expect("a rank")
 }
 
 #[test]
 fn random_transfers_between_four_processes() {
-    in_processes(seed(1), number("ITEST_TRANSFERS", 3_000));
+    in_processes(seed(1), number("ITEST_TRANSFERS", 3_000), Closed::Nobodys);
 }
 
 #[test]
@@ -742,27 +880,61 @@ fn random_transfers_between_four_threads() {
     on_threads(seed(2), number("ITEST_TRANSFERS", 3_000));
 }
 
-/// Job after job, each with a seed of its own.
-fn soak(first: u64, job: impl Fn(u64, usize)) {
-    let mut left = number("ITEST_TRANSFERS", 1_000_000);
-    for seed in first.. {
-        let transfers = left.min(TRANSFERS_OF_A_JOB);
-        if transfers == 0 {
-            return;
-        }
-        job(seed, transfers);
-        left -= transfers;
+/// User memory goes through the ring, and between some ranks one way only.
+#[test]
+fn random_transfers_between_processes_with_closed_memory() {
+    let transfers = number("ITEST_TRANSFERS", 1_000);
+    for closed in [Closed::Everybodys, Closed::SomeRanks] {
+        let tally = in_processes(seed(3), transfers, closed);
+        assert!(tally.of("bytes_staged_at_rank_0") > 0, "nothing was staged");
     }
+}
+
+/// Job after job, each with a seed of its own.
+fn soak(first: u64, job: impl Fn(u64, usize) -> Tally) {
+    let wanted = number("ITEST_TRANSFERS", 1_000_000);
+    let mut all = Tally::default();
+    let begun = Instant::now();
+    for seed in first.. {
+        let left = wanted.saturating_sub(all.of("transfers") as usize);
+        if left == 0 {
+            println!("seeds {first} to {}", seed - 1);
+            break;
+        }
+        all.merge(&job(seed, left.min(TRANSFERS_OF_A_JOB)));
+        all.add("jobs", 1);
+        println!(
+            "seed {seed}: {} of {wanted} transfers, {:.0} s",
+            all.of("transfers"),
+            begun.elapsed().as_secs_f64()
+        );
+    }
+    all.conclude();
 }
 
 #[test]
 #[ignore = "soak"]
 fn soak_transfers_between_four_processes() {
-    soak(1000 * seed(1), in_processes);
+    soak(1000 * seed(1), |seed, transfers| {
+        in_processes(seed, transfers, Closed::Nobodys)
+    });
 }
 
 #[test]
 #[ignore = "soak"]
 fn soak_transfers_between_four_threads() {
     soak(1000 * seed(1) + 500, on_threads);
+}
+
+#[test]
+#[ignore = "soak"]
+fn soak_transfers_between_processes_with_closed_memory() {
+    soak(1000 * seed(1) + 700, |seed, transfers| {
+        let closed = if seed % 2 == 0 {
+            Closed::Everybodys
+        } else {
+            Closed::SomeRanks
+        };
+        in_processes(seed, transfers, closed)
+    });
 }
