@@ -33,7 +33,7 @@ Check the source:
                          documentation and the conformance suites
   soak [--quick] [--seed N] [PART…]
                          what takes too long for test: random transfers, kills, leaks, plans;
-                         without PART all of them; --quick does about a twentieth
+                         parts, times and what is printed: soak --help
   ci                     what CI runs: test
   tidy                   rules on dependencies, unsafe code, documentation and names
   abi [--check]          write the C header of the plugin ABI; or check it and its layout

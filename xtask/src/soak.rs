@@ -1,7 +1,8 @@
 //! `soak`: what takes too long for `test`, part by part; a short sample of each is in `test`.
 //!
-//! Each part is an ignored test. All of a part comes from its seed, so a failure, which prints the
-//! seed, is there again with `--seed`.
+//! Each part is an ignored test, built in release. All of a part comes from its seed, so a failure,
+//! which prints the seed, is there again with `--seed`. What a part has done is one line of counts
+//! that its test prints at the end; they are shown together when all parts are over.
 
 use std::time::{Duration, Instant};
 
@@ -21,7 +22,27 @@ struct Part {
     amount: Option<(&'static str, u32, u32)>,
 }
 
-const PARTS: [Part; 6] = [
+/// After this a job or a rank hangs: a soak may run beside other work, which makes it slow.
+const PATIENCE_SECONDS: u32 = 600;
+
+/// What stands before a test's line of counts, on stderr.
+const IN_ALL: &str = "SOAK ";
+
+/// What `soak --help` prints after the parts.
+const HELP: &str = "\
+Without PART all of them. --quick does about a twentieth. Everything random comes from a seed, which
+a failure prints; --seed N does the same again.
+
+The tests are built in release. A million transfers take about 5 minutes of processor time, so a few
+minutes on two cores that do nothing else; a kill takes 2 to 3 seconds, most of them to start ranks.
+Beside other work everything takes longer; a job that has not ended in 10 minutes counts as hung.
+While it runs, a line is printed for each job of 5,000 transfers (its seed, how far it is) and for
+each kill (what is killed, at which point or moment). At the end there is a line for each part:
+whether it passed, how long it took, and its amount, with all that it has counted: transfers by
+kind, by size and by workers, bytes, jobs; kills by kind, and how long the slowest survivor took to
+be told.";
+
+const PARTS: [Part; 7] = [
     Part {
         name: "transfers",
         what: "random transfers between four processes, byte by byte",
@@ -37,11 +58,18 @@ const PARTS: [Part; 6] = [
         amount: Some(("ITEST_TRANSFERS", 1_000_000, 40_000)),
     },
     Part {
+        name: "closed",
+        what: "the same between processes that may not look into each other's memory",
+        package: "hcomm",
+        filter: "test(=transfers::soak_transfers_between_processes_with_closed_memory)",
+        amount: Some(("ITEST_TRANSFERS", 1_000_000, 40_000)),
+    },
+    Part {
         name: "kills",
-        what: "a rank is killed at each step of each kind of transfer, and inside of calls",
+        what: "a rank is killed at each step of each kind of transfer, inside of calls, in close",
         package: "hcomm",
         filter: "test(=steps::soak_kills_at_every_step)",
-        amount: Some(("ITEST_KILLS", 240, 24)),
+        amount: Some(("ITEST_KILLS", 300, 24)),
     },
     Part {
         name: "deaths",
@@ -74,48 +102,73 @@ struct Wishes {
     parts: Vec<&'static str>,
 }
 
-/// Runs the parts, all of them even if one fails; says at the end which did and how long each took.
-/// `Err` of the outer kind is wrong usage.
+/// Runs the parts, all of them even if one fails; says at the end which did, how long each took and
+/// what it has counted. `Err` of the outer kind is wrong usage.
 pub(crate) fn run(options: &[&str]) -> Result<Result<(), Error>, String> {
+    if let ["help" | "--help" | "-h"] = options {
+        println!("{}", help());
+        return Ok(Ok(()));
+    }
     Ok(run_parts(&wishes(options)?))
+}
+
+fn help() -> String {
+    let mut text = String::from("usage: cargo xtask soak [--quick] [--seed N] [PART…]\n\nParts:\n");
+    for part in &PARTS {
+        let amount = part.amount.map_or_else(String::new, |amount| {
+            format!(" ({})", amount_of(amount.0, amount.1))
+        });
+        text.push_str(&format!("  {:<10} {}{amount}\n", part.name, part.what));
+    }
+    text + "\n" + HELP
 }
 
 fn run_parts(wishes: &Wishes) -> Result<(), Error> {
     needs::programs(needs::For::Tests)?;
     needs::tools()?;
     // The tests load the transports as libraries and start `hcomm`.
-    finish(&mut cargo(&["build", "--workspace"]))?;
+    finish(&mut cargo(&["build", "--release", "--workspace"]))?;
     let mut done = Vec::new();
     for part in PARTS.iter().filter(|part| wishes.wants(part)) {
         eprintln!("\n==> {}: {}", part.name, part.what);
         let start = Instant::now();
-        let mut tally = Tally::default();
+        let (mut tally, mut counts) = (Tally::default(), String::new());
         let result = listen(&mut command(part, wishes), Ear::Stderr, |line| {
             tally.hear_nextest(line);
+            if let Some(heard) = line.strip_prefix(IN_ALL) {
+                heard.trim_end().clone_into(&mut counts);
+            }
         });
         if let Err(error) = &result {
             eprintln!("{error}");
         }
-        done.push((part, result.is_ok() && tally.passed > 0, start.elapsed()));
+        let passed = result.is_ok() && tally.passed > 0;
+        done.push((part, passed, start.elapsed(), counts));
     }
     eprintln!();
-    for (part, passed, took) in &done {
+    for (part, passed, took, counts) in &done {
         eprintln!("{}", line(part, *passed, *took, wishes.quick));
+        if !counts.is_empty() {
+            eprintln!("{:>12}   {counts}", "");
+        }
     }
-    match done.iter().find(|(_, passed, _)| !passed) {
+    match done.iter().find(|(_, passed, ..)| !passed) {
         None => Ok(()),
         Some((part, ..)) => Err(Error::Step(part.name)),
     }
 }
 
 fn command(part: &Part, wishes: &Wishes) -> std::process::Command {
-    let mut command = cargo(&["nextest", "run", "--profile", "soak"]);
+    let mut command = cargo(&["nextest", "run", "--release", "--profile", "soak"]);
+    // A line of the test is seen when it is printed.
+    command.arg("--no-capture");
     command.args(["--package", part.package, "--run-ignored", "only"]);
     command.args(["--filterset", part.filter]);
     if let Some((name, usual, quick)) = part.amount {
         let amount = if wishes.quick { quick } else { usual };
         command.env(name, amount.to_string());
     }
+    command.env("ITEST_LIMIT", PATIENCE_SECONDS.to_string());
     if let Some(seed) = wishes.seed {
         command.env("ITEST_SEED", seed.to_string());
     }
@@ -125,12 +178,15 @@ fn command(part: &Part, wishes: &Wishes) -> std::process::Command {
 fn line(part: &Part, passed: bool, took: Duration, quick: bool) -> String {
     let word = if passed { "ok" } else { "FAILED" };
     let amount = part.amount.map_or_else(String::new, |(name, usual, few)| {
-        let amount = if quick { few } else { usual };
-        let of = name.trim_start_matches("ITEST_").to_lowercase();
-        format!(", {amount} {of}")
+        format!(", {}", amount_of(name, if quick { few } else { usual }))
     });
     let took = took.as_secs_f64();
     format!("{word:>12} [{took:>8.3}s] {}{amount}", part.name)
+}
+
+fn amount_of(variable: &str, amount: u32) -> String {
+    let of = variable.trim_start_matches("ITEST_").to_lowercase();
+    format!("{amount} {of}")
 }
 
 impl Wishes {
