@@ -38,10 +38,9 @@ enum Owner<'a> {
     Import,
     Input(&'a Arc<Loan>),
     Output(&'a Arc<Loan>),
-    /// A caller's memory in a call that does not return while it is used.
-    Lent {
-        writable: bool,
-    },
+    /// A caller's memory in a call that does not return while it is used: read only, and not.
+    Lent,
+    LentMut,
 }
 
 impl<'a> Place<'a> {
@@ -97,7 +96,7 @@ impl<'a> Place<'a> {
         Self {
             address: NonNull::from(bytes).cast(),
             bytes: bytes.len(),
-            owner: Owner::Lent { writable: false },
+            owner: Owner::Lent,
         }
     }
 
@@ -106,7 +105,7 @@ impl<'a> Place<'a> {
         Self {
             address: NonNull::from(&mut *bytes).cast(),
             bytes: bytes.len(),
-            owner: Owner::Lent { writable: true },
+            owner: Owner::LentMut,
         }
     }
 
@@ -135,17 +134,19 @@ impl<'a> Place<'a> {
         (start, start + self.bytes)
     }
 
+    fn writable_address(self) -> Result<NonNull<u8>> {
+        self.check_writable().map(|()| self.address)
+    }
+
     /// Refuses what tasks may only read.
-    pub(crate) fn writable(self) -> Result<Self> {
+    #[inline]
+    pub(crate) fn check_writable(self) -> Result<()> {
         match self.owner {
-            Owner::Input(_) | Owner::Lent { writable: false } => Err(Error::new(
+            Owner::Input(_) | Owner::Lent => Err(Error::new(
                 ErrorKind::Internal,
                 "a task writes to the caller's input",
             )),
-            Owner::Region(_)
-            | Owner::Import
-            | Owner::Output(_)
-            | Owner::Lent { writable: true } => Ok(self),
+            Owner::Region(_) | Owner::Import | Owner::Output(_) | Owner::LentMut => Ok(()),
         }
     }
 
@@ -179,7 +180,7 @@ impl<'a> Place<'a> {
         match self.owner {
             Owner::Region(region) => Some(Keep::Region(region.clone())),
             Owner::Input(loan) | Owner::Output(loan) => Some(Keep::Loan(Arc::clone(loan))),
-            Owner::Import | Owner::Lent { .. } => None,
+            Owner::Import | Owner::Lent | Owner::LentMut => None,
         }
     }
 }
@@ -191,9 +192,10 @@ impl fmt::Debug for Place<'_> {
 }
 
 /// Copies `src` to `dst`, which is as long; they may overlap. What goes to a peer's memory is handed
-/// over; see [`Hint`].
+/// over; see [`Hint`]. Always inlined: places that go through memory cost more than a short copy.
+#[inline(always)]
 pub(crate) fn copy(dst: Place<'_>, src: Place<'_>, hint: Hint) -> Result<()> {
-    let dst = dst.writable()?;
+    dst.check_writable()?;
     if dst.bytes != src.bytes {
         return Err(Error::new(
             ErrorKind::Internal,
@@ -224,7 +226,7 @@ pub(crate) fn reduce(
     redop: ReduceOp,
     hint: Hint,
 ) -> Result<()> {
-    let dst = dst.writable()?;
+    dst.check_writable()?;
     if dst.bytes != a.bytes || dst.bytes != b.bytes || dst.bytes % dtype.size() != 0 {
         return Err(Error::new(
             ErrorKind::Internal,
@@ -314,7 +316,8 @@ pub(crate) fn load(place: Place<'_>, offset: u64) -> Result<u64> {
 
 /// Stores a number in the eight bytes at `offset`, in one piece.
 pub(crate) fn store(place: Place<'_>, offset: u64, value: u64) -> Result<()> {
-    let word = word(place.writable()?, offset)?;
+    place.check_writable()?;
+    let word = word(place, offset)?;
     // SAFETY: as in `load`; the place is writable.
     unsafe { AtomicU64::from_ptr(word.as_ptr()) }.store(value, Ordering::Release);
     Ok(())
@@ -478,7 +481,7 @@ impl Buffers<'_> {
     fn split(&mut self) -> Result<(Range, Range)> {
         match self {
             Self::Separate { input, output } => Ok((
-                // Only read through: `Place::writable` refuses the input.
+                // Only read through: `Place::check_writable` refuses the input.
                 (NonNull::from(&input[..]).cast(), input.len()),
                 (NonNull::from(&mut output[..]).cast(), output.len()),
             )),
@@ -579,7 +582,7 @@ impl<'a> Transfer<'a> {
                 notify,
             },
             Self::Read { local, remote } => Descriptor::Read {
-                local: local.writable()?.address,
+                local: local.writable_address()?,
                 region: local.region_for(device),
                 remote: remote.import,
                 offset: remote.offset,
@@ -607,7 +610,7 @@ impl<'a> Transfer<'a> {
                 dtype,
                 redop,
             } => Descriptor::ReadReduce {
-                local: local.writable()?.address,
+                local: local.writable_address()?,
                 region: local.region_for(device),
                 remote: remote.import,
                 offset: remote.offset,

@@ -210,7 +210,7 @@ pub(crate) fn write(lines: Place<'_>, src: Place<'_>, sequence: u64) -> Result<(
 /// Takes what has come of a packet into `dst`, from byte `done` on, and moves `done` on. Returns
 /// whether that was all.
 pub(crate) fn read(dst: Place<'_>, packet: &Incoming<'_>, done: &mut usize) -> Result<bool> {
-    let dst = dst.writable()?;
+    dst.check_writable()?;
     take(packet, dst.bytes(), done, |payload, at| {
         // SAFETY: both are there, `take` keeps inside the place, and lines are no memory of tasks.
         unsafe { copy(payload, dst.address().add(at)) };
@@ -226,7 +226,7 @@ pub(crate) fn reduce(
     (dtype, redop, swapped): (DataType, ReduceOp, bool),
     done: &mut usize,
 ) -> Result<bool> {
-    let dst = dst.writable()?;
+    dst.check_writable()?;
     if a.bytes() != dst.bytes() || dst.bytes() % dtype.size() != 0 {
         return Err(Error::new(
             ErrorKind::Internal,

@@ -203,7 +203,7 @@ impl MessageLink {
         if holder != 0 && holder != who {
             return Ok(Step::Waits);
         }
-        let dst = dst.writable()?;
+        dst.check_writable()?;
         let shape = link.own.shape();
         let position = link.incoming.head.cells();
         if holder == 0
