@@ -25,6 +25,12 @@ pub enum Hint {
 /// and 2.0, 64 KiB 9.4 and 6.1.
 const HAND_OVER_FROM: usize = 4 << 10;
 
+/// Sixteen bytes in one register.
+#[cfg(target_arch = "x86_64")]
+type Sixteen = std::arch::x86_64::__m128i;
+#[cfg(not(target_arch = "x86_64"))]
+type Sixteen = u128;
+
 /// Bytes that are copied in line.
 const SMALL: usize = 64;
 
@@ -92,8 +98,16 @@ pub(crate) unsafe fn copy_small(dst: *mut u8, src: *const u8, bytes: usize) {
             2..=3 => ends::<u16>(dst, src, bytes),
             4..=7 => ends::<u32>(dst, src, bytes),
             8..=15 => ends::<u64>(dst, src, bytes),
-            16..=31 => ends::<[u64; 2]>(dst, src, bytes),
-            _ => ends::<[u64; 4]>(dst, src, bytes),
+            16..=31 => ends::<Sixteen>(dst, src, bytes),
+            _ => {
+                // One by one: an array of them would go through the stack.
+                let at = [0, 16, bytes - 32, bytes - 16];
+                let [a, b, c, d] = at.map(|at| src.add(at).cast::<Sixteen>().read_unaligned());
+                dst.cast::<Sixteen>().write_unaligned(a);
+                dst.add(16).cast::<Sixteen>().write_unaligned(b);
+                dst.add(bytes - 32).cast::<Sixteen>().write_unaligned(c);
+                dst.add(bytes - 16).cast::<Sixteen>().write_unaligned(d);
+            }
         }
     }
 }
