@@ -229,3 +229,113 @@ impl Offers {
         peer.store(lines::OFFER, self.made);
     }
 }
+
+#[cfg(all(test, loom))]
+mod models {
+    use std::sync::Arc;
+    use std::sync::atomic::Ordering;
+
+    use hcomm_transport::sync;
+    use hcomm_transport::sync::model::{Plain, Wrong, check, check_when};
+    use loom::thread;
+
+    use super::*;
+
+    const MESSAGES: u64 = 2;
+
+    /// The line of grants in the sender's inbox; at the receiver, a header, a cell of the data ring,
+    /// and a place for each message.
+    #[derive(Default)]
+    struct Shared {
+        line: [sync::AtomicU64; 4],
+        header: sync::AtomicU64,
+        taken: sync::AtomicU64,
+        ring: Plain<u64>,
+        places: [Plain<u64>; MESSAGES as usize],
+    }
+
+    // The orders of the real inbox.
+    impl Words for Shared {
+        fn load(&self, word: usize) -> u64 {
+            self.line[word - lines::GRANT].load(Ordering::Acquire)
+        }
+
+        fn store(&self, word: usize, value: u64) {
+            self.line[word - lines::GRANT].store(value, Ordering::Release);
+        }
+    }
+
+    const fn grant(number: u64) -> Grant {
+        Grant {
+            number,
+            slot: number + 10,
+            offset: number + 20,
+            bytes: number + 30,
+        }
+    }
+
+    /// Each message goes through the ring or to its place; `early` grants the second one while the
+    /// first is under way.
+    fn two_messages(early: bool) {
+        let shared = Arc::new(Shared::default());
+        let sender = {
+            let shared = Arc::clone(&shared);
+            thread::spawn(move || {
+                for number in 1..=MESSAGES {
+                    let granted = Grant::of(&*shared, number);
+                    if let Some(found) = granted {
+                        assert_eq!(found, grant(number));
+                        shared.places[number as usize - 1].set(number);
+                    } else {
+                        while shared.taken.load(Ordering::Acquire) != number - 1 {
+                            thread::yield_now();
+                        }
+                        shared.ring.set(number);
+                    }
+                    let header = number << 1 | u64::from(granted.is_some());
+                    shared.header.store(header, Ordering::Release);
+                    while shared.taken.load(Ordering::Acquire) != number {
+                        thread::yield_now();
+                    }
+                }
+            })
+        };
+        for number in 1..=MESSAGES {
+            if !early || number == 1 {
+                grant(number).tell(&*shared);
+            }
+            if early && number == 1 {
+                grant(2).tell(&*shared);
+            }
+            let mut header = shared.header.load(Ordering::Acquire);
+            while header >> 1 != number {
+                thread::yield_now();
+                header = shared.header.load(Ordering::Acquire);
+            }
+            let place = &shared.places[number as usize - 1];
+            if header & 1 == 0 {
+                place.set(shared.ring.get());
+            }
+            assert_eq!(place.get(), number);
+            shared.taken.store(number, Ordering::Release);
+        }
+        sender.join().unwrap();
+    }
+
+    #[test]
+    fn a_grant_is_whole_and_its_place_is_written_once() {
+        check(|| two_messages(false));
+    }
+
+    #[test]
+    #[should_panic]
+    fn a_grant_before_its_time_is_torn() {
+        check(|| two_messages(true));
+    }
+
+    #[test]
+    #[should_panic]
+    fn without_order_the_place_is_read_early() {
+        check_when(Wrong::NoOrder, || two_messages(false));
+    }
+}
