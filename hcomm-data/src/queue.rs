@@ -53,6 +53,20 @@ pub(crate) struct State {
     intake: Option<Intake>,
     /// How often something has happened. It wraps.
     moves: u64,
+    /// Whether a message was begun in a call that has yet to queue its rest: nothing else runs
+    /// before.
+    has_begun: bool,
+}
+
+/// How far [`Queue::try_now`] has come.
+#[must_use]
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Tried {
+    Done,
+    /// It is to be queued.
+    Nothing,
+    /// It is to be queued, at the head, and nothing else runs before: some of it is done.
+    Begun,
 }
 
 impl Queue {
@@ -78,6 +92,7 @@ impl Queue {
                 team: None,
                 intake,
                 moves: 0,
+                has_begun: false,
             }),
             loan: Mutex::new(None),
         })
@@ -126,7 +141,7 @@ impl Queue {
             return self.hand_over(inbox, std::iter::once_with(task));
         }
         let mut state = self.open(work.channel())?;
-        if state.tasks.is_empty() {
+        if state.has_no_tasks() {
             match state.runner.step(work, &self.notifies) {
                 Ok(true) => state.runner.next(),
                 Ok(false) => state.tasks.push_back(task()),
@@ -199,18 +214,17 @@ impl Queue {
         }
     }
 
-    /// Runs a message over memory that is lent for the time of this call, if nothing before it is
-    /// left. Returns whether it is over; if not, it may have come some way, and goes on from there
-    /// when it is submitted.
+    /// Runs a message over memory that is there for the time of this call, if nothing before it is
+    /// left. What is left of it has to be given to [`Queue::submit_rest`].
     #[inline]
-    pub(crate) fn try_now(self: &Arc<Self>, work: Work<'_>) -> Result<bool> {
+    pub(crate) fn try_now(self: &Arc<Self>, work: Work<'_>) -> Result<Tried> {
         const LOOKS: u32 = 512;
         if self.inbox.is_some() {
-            return Ok(false);
+            return Ok(Tried::Nothing);
         }
         let mut state = self.open(work.channel())?;
-        if !state.tasks.is_empty() {
-            return Ok(false);
+        if !state.has_no_tasks() {
+            return Ok(Tried::Nothing);
         }
         let most = if driver::listed() > 0 {
             1
@@ -218,16 +232,27 @@ impl Queue {
             self.domain.waiter().spins().clamp(1, LOOKS)
         };
         let mut looks = Looks::new(most);
-        let mut has_waited = false;
+        let (mut has_waited, mut has_begun) = (false, false);
         loop {
             match state.runner.message(work) {
                 Ok(Step::Done) => break,
-                Ok(Step::Moved) => looks = Looks::new(most),
+                Ok(Step::Moved) => {
+                    has_begun = true;
+                    looks = Looks::new(most);
+                }
                 Ok(Step::Waits) if looks.again() => has_waited = true,
-                Ok(Step::Waits) => return Ok(false),
+                Ok(Step::Waits) => {
+                    // Another OS thread may submit before this one has queued the rest.
+                    state.has_begun = has_begun;
+                    return Ok(if has_begun {
+                        Tried::Begun
+                    } else {
+                        Tried::Nothing
+                    });
+                }
                 Err(failure) => {
                     state.fail(&self.domain, failure);
-                    return self.leave(state).map(|()| false);
+                    return self.leave(state).map(|()| Tried::Nothing);
                 }
             }
         }
@@ -239,16 +264,21 @@ impl Queue {
         if driver::listed() > 0 {
             driver::drive_queues();
         }
-        Ok(true)
+        Ok(Tried::Done)
     }
 
-    /// Submits one task that is not tried at once.
-    pub(crate) fn submit_task(self: &Arc<Self>, task: Task) -> Result<()> {
+    /// Submits what [`Queue::try_now`] has not done.
+    pub(crate) fn submit_rest(self: &Arc<Self>, task: Task, tried: Tried) -> Result<()> {
         if let Some(inbox) = &self.inbox {
             return self.hand_over(inbox, std::iter::once(task));
         }
         let mut state = self.open(None)?;
-        state.tasks.push_back(task);
+        if tried == Tried::Begun {
+            state.has_begun = false;
+            state.tasks.push_front(task);
+        } else {
+            state.tasks.push_back(task);
+        }
         state.advance(self);
         self.leave(state)
     }
@@ -266,7 +296,7 @@ impl Queue {
             return self.hand_over(inbox, tasks);
         }
         let mut state = self.open(Some(channel))?;
-        let is_first = state.tasks.is_empty();
+        let is_first = state.has_no_tasks();
         let done = if is_first {
             let get = |index| Some(work(index));
             match state.runner.batch(channel, count, &self.notifies, get) {
@@ -501,6 +531,9 @@ impl State {
                 happened = true;
             }
             let own = &queue.notifies;
+            if self.has_begun {
+                break;
+            }
             let Some(head) = self.tasks.front() else {
                 break;
             };
@@ -636,7 +669,12 @@ impl State {
     /// Whether something is queued or posted.
     #[inline]
     pub(crate) fn is_busy(&self) -> bool {
-        !self.tasks.is_empty() || !self.runner.in_flight.is_idle()
+        !self.has_no_tasks() || !self.runner.in_flight.is_idle()
+    }
+
+    #[inline]
+    fn has_no_tasks(&self) -> bool {
+        self.tasks.is_empty() && !self.has_begun
     }
 
     /// Asks the channels that are waited on, and fails if one does not work and nothing has
@@ -682,6 +720,7 @@ impl State {
         }
         self.take_in(domain);
         self.tasks.clear();
+        self.has_begun = false;
         self.runner.next();
         if let Some(intake) = &self.intake {
             intake.tell_failed();

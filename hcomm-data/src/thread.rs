@@ -15,7 +15,7 @@ use crate::failure::Failure;
 use crate::memory::{self, Buffers, Loan, Place};
 use crate::message::MessageLink;
 use crate::program::{Program, Turn};
-use crate::queue::Queue;
+use crate::queue::{Queue, Tried};
 use crate::runner::no_thread_notify;
 use crate::slice::{Memory, RemoteSlice, Slice};
 use crate::work::{BatchOp, Message, Run, RunBuffers, Task, Work};
@@ -465,18 +465,19 @@ impl Thread {
             src: Place::of_lent(src),
             dtype,
         };
-        if self.queue.try_now(work)? {
+        let tried = self.queue.try_now(work)?;
+        if tried == Tried::Done {
             return Ok(());
         }
+        let _guard = before_wait();
         let buffers = Buffers::Separate {
             input: src,
             output: &mut [],
         };
-        let _guard = before_wait();
         self.lend(&[], buffers, timeout, |loan| {
             let message = Message::Lent(Arc::clone(loan));
-            self.queue
-                .submit_task(Task::Send(link.clone(), message, dtype))
+            let rest = Task::Send(link.clone(), message, dtype);
+            self.queue.submit_rest(rest, tried)
         })
     }
 
@@ -498,18 +499,19 @@ impl Thread {
             dst: Place::of_lent_mut(dst),
             dtype,
         };
-        if self.queue.try_now(work)? {
+        let tried = self.queue.try_now(work)?;
+        if tried == Tried::Done {
             return Ok(());
         }
+        let _guard = before_wait();
         let buffers = Buffers::Separate {
             input: &[],
             output: dst,
         };
-        let _guard = before_wait();
         self.lend(&[], buffers, timeout, |loan| {
             let message = Message::Lent(Arc::clone(loan));
-            self.queue
-                .submit_task(Task::Recv(link.clone(), message, dtype))
+            let rest = Task::Recv(link.clone(), message, dtype);
+            self.queue.submit_rest(rest, tried)
         })
     }
 
@@ -533,13 +535,13 @@ impl Thread {
             src: src.place(),
             dtype,
         };
-        if self.queue.try_now(work)? {
+        let tried = self.queue.try_now(work)?;
+        if tried == Tried::Done {
             return Ok(());
         }
         let _guard = before_wait();
-        let message = Message::Slice(src.clone());
-        self.queue
-            .submit_task(Task::Send(link.clone(), message, dtype))?;
+        let rest = Task::Send(link.clone(), Message::Slice(src.clone()), dtype);
+        self.queue.submit_rest(rest, tried)?;
         self.synchronize(timeout)
     }
 
@@ -563,13 +565,13 @@ impl Thread {
             dst: dst.place(),
             dtype,
         };
-        if self.queue.try_now(work)? {
+        let tried = self.queue.try_now(work)?;
+        if tried == Tried::Done {
             return Ok(());
         }
         let _guard = before_wait();
-        let message = Message::Slice(dst.clone());
-        self.queue
-            .submit_task(Task::Recv(link.clone(), message, dtype))?;
+        let rest = Task::Recv(link.clone(), Message::Slice(dst.clone()), dtype);
+        self.queue.submit_rest(rest, tried)?;
         self.synchronize(timeout)
     }
 

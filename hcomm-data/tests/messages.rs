@@ -3,6 +3,8 @@
 
 mod sides;
 
+use std::sync::Barrier;
+
 use hcomm_data::{MessageLink, Slice};
 use hcomm_types::{DataType, ErrorKind};
 
@@ -216,6 +218,59 @@ fn two_os_threads_exchange_messages_of_all_sizes() {
                     assert!(found == sent, "message {number} of {bytes} bytes");
                 }
             });
+        }
+    });
+}
+
+/// Several OS threads send long messages on one thread, by both calls: each message arrives in one
+/// piece, though all have tried, and one has begun, before any of them queues what it has left.
+#[test]
+fn messages_of_several_os_threads_do_not_mix() {
+    const SENDERS: u8 = 3;
+    const ROUNDS: usize = 40;
+    const BYTES: usize = 3 * DATA as usize + 40;
+    let [a, b] = ends(SENDERS as usize * BYTES);
+    let all_wait = Barrier::new(usize::from(SENDERS) + 1);
+    // A call returns when nothing is queued, whoever has queued it.
+    let all_returned = Barrier::new(usize::from(SENDERS));
+    std::thread::scope(|scope| {
+        for sender in 0..SENDERS {
+            let (thread, link) = (a.side.thread.clone(), a.link.clone());
+            let (all_wait, all_returned) = (&all_wait, &all_returned);
+            let at = usize::from(sender) * BYTES;
+            let registered = a.memory.sub(at..at + BYTES).unwrap();
+            scope.spawn(move || {
+                let lent = [sender; BYTES];
+                registered.copy_from(&lent).unwrap();
+                let wait = || {
+                    all_wait.wait();
+                };
+                for round in 0..ROUNDS {
+                    if round % 2 == 0 {
+                        thread.send_blocking(&link, &lent, DataType::U8, None, wait)
+                    } else {
+                        thread.send_slice_blocking(&link, &registered, DataType::U8, None, wait)
+                    }
+                    .unwrap();
+                    all_returned.wait();
+                }
+            });
+        }
+        let mut found = vec![0; BYTES];
+        for round in 0..ROUNDS {
+            all_wait.wait();
+            let mut seen = [false; SENDERS as usize];
+            for _ in 0..SENDERS {
+                b.side
+                    .thread
+                    .recv_blocking(&b.link, &mut found, DataType::U8, None, || ())
+                    .unwrap();
+                let sender = found[0];
+                let mixed = found.iter().position(|&byte| byte != sender);
+                assert_eq!(mixed, None, "round {round}");
+                seen[usize::from(sender)] = true;
+            }
+            assert_eq!(seen, [true; SENDERS as usize], "round {round}");
         }
     });
 }
