@@ -1,11 +1,11 @@
 //! Tasks on their way to a worker, and what it says about them.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
+use hcomm_transport::Waiter;
 use hcomm_transport::barrier::Often;
+use hcomm_transport::sync::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
-use crate::domain::DomainInner;
 use crate::driver;
 use crate::owned::{Guard, Owned};
 use crate::queue::Queue;
@@ -146,11 +146,183 @@ impl Intake {
     }
 
     /// Wakes those who wait for what was told.
-    pub(crate) fn wake(&self, domain: &DomainInner) {
+    pub(crate) fn wake(&self, waiter: &dyn Waiter) {
         // Pairs with the barrier of those who go to sleep: they are seen, or have seen it.
         self.inbox.fence.fence();
         if self.inbox.awaited.load(Ordering::Relaxed) != 0 {
-            domain.waiter().wake();
+            waiter.wake();
         }
+    }
+}
+
+#[cfg(all(test, loom))]
+mod models {
+    use hcomm_transport::sync::model::{Plain, SleepyWaiter, Wrong, check, check_when, check_with};
+    use hcomm_transport::{Phase, Watch};
+    use hcomm_types::Deadline;
+    use loom::thread;
+
+    use super::*;
+
+    /// A worker's side of one inbox, as its rounds go: it takes over, does, tells, and sleeps.
+    fn work(waiter: &dyn Waiter, mut intake: Intake, tasks: usize, mut each: impl FnMut(usize)) {
+        let inbox = Arc::clone(&intake.inbox);
+        let mut phase = Phase::default();
+        loop {
+            let mut happened = false;
+            while intake.popper.pop().is_some() {
+                each(intake.popper.popped());
+                happened = true;
+            }
+            if happened {
+                intake.tell_done();
+                intake.wake(waiter);
+            }
+            if intake.popper.popped() == tasks {
+                return;
+            }
+            if !happened {
+                let mut look = || inbox.has_news();
+                inbox.worker.pause_unless(&mut phase, &[], &mut look);
+            }
+        }
+    }
+
+    /// A caller that waits until `done`, as the rounds of its wait go: it sleeps unless something
+    /// was told since the round before.
+    fn wait(waiter: &dyn Waiter, inbox: &Inbox, done: impl Fn() -> bool) {
+        inbox.await_it();
+        let mut told = inbox.tally();
+        loop {
+            let now = inbox.tally();
+            let happened = now != told;
+            told = now;
+            if done() {
+                break;
+            }
+            if !happened {
+                let mut look = || told != inbox.tally();
+                waiter.pause(
+                    &mut Phase::default(),
+                    &mut Watch {
+                        until: Deadline::NEVER,
+                        interests: &[],
+                        devices: &[],
+                        look: &mut look,
+                    },
+                );
+            }
+        }
+        inbox.await_no_more();
+    }
+
+    fn inbox() -> (Arc<SleepyWaiter>, Arc<Inbox>, Intake) {
+        let waiter = Arc::new(SleepyWaiter::default());
+        let worker = Worker::without_thread(Arc::clone(&waiter) as Arc<dyn Waiter>);
+        let (inbox, intake) = Inbox::new(Arc::new(worker));
+        (waiter, inbox, intake)
+    }
+
+    fn submit(inbox: &Inbox) {
+        let mut submitter = inbox.submitter();
+        assert!(submitter.pusher.push(Task::WaitThread(0)).is_ok());
+        drop(submitter);
+        inbox.nudge();
+    }
+
+    /// Tasks are submitted to a worker that may be about to sleep, by a caller that then does the
+    /// same.
+    fn both_may_sleep(tasks: usize) {
+        let (waiter, inbox, intake) = inbox();
+        let done = Arc::new([Plain::new(0), Plain::new(0)]);
+        let working = {
+            let (waiter, done) = (Arc::clone(&waiter), Arc::clone(&done));
+            thread::spawn(move || {
+                work(&*waiter, intake, tasks, |task| done[task - 1].set(task));
+            })
+        };
+        for _ in 0..tasks {
+            submit(&inbox);
+        }
+        wait(&*waiter, &inbox, || inbox.is_done());
+        for task in 0..tasks {
+            assert_eq!(done[task].get(), task + 1);
+        }
+        working.join().unwrap();
+    }
+
+    #[test]
+    fn no_wake_is_lost() {
+        check(|| both_may_sleep(1));
+    }
+
+    #[test]
+    fn no_wake_is_lost_of_two_tasks() {
+        check_with(2, || both_may_sleep(2));
+    }
+
+    #[test]
+    #[should_panic(expected = "deadlock")]
+    fn without_fences_one_is() {
+        check_when(Wrong::NoFences, || both_may_sleep(1));
+    }
+
+    #[test]
+    #[should_panic(expected = "Causality violation")]
+    fn without_order_a_task_is_seen_by_halves() {
+        check_when(Wrong::NoOrder, || both_may_sleep(1));
+    }
+
+    /// Only the caller may sleep here: the worker looks again and again, as it does when it has a
+    /// core.
+    fn caller_sleeps() {
+        let (waiter, inbox, mut intake) = inbox();
+        submit(&inbox);
+        let telling = Arc::clone(&waiter);
+        let working = thread::spawn(move || {
+            assert!(intake.popper.pop().is_some());
+            intake.tell_done();
+            intake.wake(&*telling);
+        });
+        wait(&*waiter, &inbox, || inbox.is_done());
+        working.join().unwrap();
+    }
+
+    #[test]
+    fn no_wake_of_a_caller_is_lost() {
+        check(caller_sleeps);
+    }
+
+    #[test]
+    #[should_panic(expected = "deadlock")]
+    fn without_fences_one_of_a_caller_is() {
+        check_when(Wrong::NoFences, caller_sleeps);
+    }
+
+    /// What has failed is done as well, and whoever sees that sees the failure.
+    fn failure_comes_first() {
+        let (waiter, inbox, mut intake) = inbox();
+        submit(&inbox);
+        let telling = Arc::clone(&waiter);
+        let working = thread::spawn(move || {
+            assert!(intake.popper.pop().is_some());
+            intake.tell_failed();
+            intake.tell_done();
+            intake.wake(&*telling);
+        });
+        wait(&*waiter, &inbox, || inbox.is_done());
+        assert!(inbox.has_failed());
+        working.join().unwrap();
+    }
+
+    #[test]
+    fn who_sees_the_end_sees_the_failure() {
+        check(failure_comes_first);
+    }
+
+    #[test]
+    #[should_panic]
+    fn without_order_it_is_not_seen() {
+        check_when(Wrong::NoOrder, failure_comes_first);
     }
 }

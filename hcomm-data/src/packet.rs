@@ -119,7 +119,7 @@ impl PacketLines {
     }
 
     const fn offset(&self, at: Packet) -> u64 {
-        (at.sequence % 2 * self.count() + at.line) * PACKET_LINE_BYTES as u64
+        first_line(at, self.count()) * PACKET_LINE_BYTES as u64
     }
 }
 
@@ -310,6 +310,42 @@ trait Flagged {
     fn flag(&self) -> u64;
 }
 
+/// The word of a flag: the machine's, or a model's.
+trait Flag {
+    fn load(&self, order: Ordering) -> u64;
+    fn store(&self, value: u64, order: Ordering);
+}
+
+impl Flag for AtomicU64 {
+    #[inline]
+    fn load(&self, order: Ordering) -> u64 {
+        Self::load(self, order)
+    }
+
+    #[inline]
+    fn store(&self, value: u64, order: Ordering) {
+        Self::store(self, value, order);
+    }
+}
+
+/// Stores a flag, after all that was stored before.
+#[inline]
+fn raise(flag: &impl Flag, sequence: u64) {
+    flag.store(sequence, Ordering::Release);
+}
+
+/// Loads a flag, before all that is loaded afterwards.
+#[inline]
+fn look_at(flag: &impl Flag) -> u64 {
+    flag.load(Ordering::Acquire)
+}
+
+/// The first line of a packet, in one of two halves of `count` lines, of which runs use one each in
+/// turn.
+const fn first_line(at: Packet, count: u64) -> u64 {
+    at.sequence % 2 * count + at.line
+}
+
 /// A line in memory that exists as long as it is used.
 struct Line(NonNull<u8>);
 
@@ -352,11 +388,11 @@ impl Flagged for Line {
     }
 
     fn raise(&mut self, sequence: u64) {
-        self.word().store(sequence, Ordering::Release);
+        raise(self.word(), sequence);
     }
 
     fn flag(&self) -> u64 {
-        self.word().load(Ordering::Acquire)
+        look_at(self.word())
     }
 }
 
@@ -399,7 +435,8 @@ mod tests {
     //! its flag when all that was stored before is visible, which is what a release store
     //! promises. The reader's loads may each see any moment from the previous load on, which is
     //! what an acquire load promises for those after it. Between two loads the search therefore
-    //! tries every set of words that may have become visible.
+    //! tries every set of words that may have become visible. That the flag is stored and loaded
+    //! in this way is the business of `models`.
 
     use std::cell::RefCell;
     use std::collections::HashSet;
@@ -588,5 +625,109 @@ mod tests {
         for dtype in DataType::ALL {
             assert_eq!(PACKET_PAYLOAD_BYTES % dtype.size(), 0);
         }
+    }
+}
+
+#[cfg(all(test, loom))]
+mod models {
+    use std::sync::Arc;
+
+    use hcomm_transport::sync;
+    use hcomm_transport::sync::model::{Plain, Wrong, check, check_when};
+    use hcomm_transport::sync::yield_now;
+    use loom::thread;
+
+    use super::*;
+
+    /// The second run after the first uses the same lines again.
+    const RUNS: u64 = 3;
+
+    #[derive(Default)]
+    struct Modelled {
+        payload: [Plain<u64>; 2],
+        flag: sync::AtomicU64,
+    }
+
+    impl Flag for sync::AtomicU64 {
+        fn load(&self, order: Ordering) -> u64 {
+            self.load(order)
+        }
+
+        fn store(&self, value: u64, order: Ordering) {
+            self.store(value, order);
+        }
+    }
+
+    impl Flagged for &Modelled {
+        type Payload = u64;
+
+        fn put(&mut self, value: u64) {
+            for word in &self.payload {
+                word.set(value);
+            }
+        }
+
+        fn raise(&mut self, sequence: u64) {
+            raise(&self.flag, sequence);
+        }
+
+        fn flag(&self) -> u64 {
+            look_at(&self.flag)
+        }
+    }
+
+    type Lines = [Modelled; 2];
+
+    /// Which of the lines a run uses: one line a half, or as if there were no halves.
+    fn line(lines: &Lines, sequence: u64, has_halves: bool) -> &Modelled {
+        let at = Packet {
+            sequence,
+            line: 0,
+            lines: 1,
+        };
+        &lines[first_line(at, has_halves.into()) as usize]
+    }
+
+    /// One side of a few runs, each of which sends a packet and takes that of the peer.
+    fn side(own: &Lines, peer: &Lines, seed: u64, has_halves: bool) {
+        for sequence in 1..=RUNS {
+            send(
+                &mut line(peer, sequence, has_halves),
+                seed + sequence,
+                sequence,
+            );
+            let mut found = [0; 2];
+            while !receive(&line(own, sequence, has_halves), sequence, |line| {
+                found = [0, 1].map(|word: usize| line.payload[word].get());
+            }) {
+                yield_now();
+            }
+            assert_eq!(found, [100 - seed + sequence; 2]);
+        }
+    }
+
+    fn exchange(has_halves: bool) {
+        let lines = Arc::new([Lines::default(), Lines::default()]);
+        let peers = Arc::clone(&lines);
+        let peer = thread::spawn(move || side(&peers[1], &peers[0], 100, has_halves));
+        side(&lines[0], &lines[1], 0, has_halves);
+        peer.join().unwrap();
+    }
+
+    #[test]
+    fn packets_are_whole_and_lines_are_not_written_early() {
+        check(|| exchange(true));
+    }
+
+    #[test]
+    #[should_panic(expected = "Causality violation")]
+    fn without_order_they_are_not() {
+        check_when(Wrong::NoOrder, || exchange(true));
+    }
+
+    #[test]
+    #[should_panic(expected = "Causality violation")]
+    fn without_halves_a_line_is_written_while_it_is_read() {
+        check(|| exchange(false));
     }
 }

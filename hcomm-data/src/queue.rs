@@ -619,7 +619,7 @@ impl State {
             if !self.is_busy() {
                 intake.tell_done();
             }
-            intake.wake(domain);
+            intake.wake(domain.waiter());
         }
     }
 

@@ -7,10 +7,10 @@
 //! [`Wait`](crate::driver::Wait), without an end.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak, mpsc};
 use std::thread::{JoinHandle, ThreadId};
 
+use hcomm_transport::sync::{AtomicBool, Ordering};
 use hcomm_transport::{Device, Paused, Phase, Waiter, Watch};
 use hcomm_types::{Deadline, Error, ErrorKind, Nanos, Result};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -132,6 +132,20 @@ impl Worker {
         }
         worker.roster().os_thread = Some((handle.thread().id(), handle));
         Ok(worker)
+    }
+
+    /// A worker without an OS thread: a model does what it would do.
+    #[cfg(all(test, loom))]
+    pub(crate) fn without_thread(waiter: Arc<dyn Waiter>) -> Self {
+        Self {
+            options: CpuTs::default(),
+            waiter,
+            drowsy: AtomicBool::new(false),
+            changed: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
+            spins: 0,
+            roster: Mutex::default(),
+        }
     }
 
     pub(crate) const fn options(&self) -> CpuTs {
@@ -393,19 +407,29 @@ impl Worker {
     }
 
     fn pause(&self, served: &[Served], phase: &mut Phase, devices: &[Device]) -> Paused {
+        let mut look = || self.would_go_on(served) || driver::progress(devices);
+        self.pause_unless(phase, devices, &mut look)
+    }
+
+    /// Pauses, and says before that it may fall asleep; unless a last look finds something.
+    pub(crate) fn pause_unless(
+        &self,
+        phase: &mut Phase,
+        devices: &[Device],
+        look: &mut dyn FnMut() -> bool,
+    ) -> Paused {
         // Before the barrier that the waiter runs before it looks: who submits later sees it.
         let drowsy = phase.rounds() >= self.waiter.spins();
         if drowsy {
             self.drowsy.store(true, Ordering::Relaxed);
         }
-        let mut look = || self.would_go_on(served) || driver::progress(devices);
         let paused = self.waiter.pause(
             phase,
             &mut Watch {
                 until: Deadline::NEVER,
                 interests: &[],
                 devices,
-                look: &mut look,
+                look,
             },
         );
         if drowsy {

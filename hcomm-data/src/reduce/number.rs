@@ -353,10 +353,10 @@ mod tests {
             let ours = Bf16::widen(bits.into());
             assert!(ours.to_bits() == brain.to_bits() || (ours.is_nan() && brain.is_nan()));
             if !half.is_nan() {
-                assert_eq!(F16::narrow(half), bits.into());
+                assert_eq!(F16::narrow(half), u32::from(bits));
             }
             if !brain.is_nan() {
-                assert_eq!(Bf16::narrow(brain), bits.into());
+                assert_eq!(Bf16::narrow(brain), u32::from(bits));
             }
         }
     }

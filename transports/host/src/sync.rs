@@ -28,6 +28,24 @@ pub use {
     std::sync::atomic::Ordering,
 };
 
+/// The value of an atomic that nobody else can reach.
+#[cfg(not(loom))]
+#[inline]
+pub fn last_of(value: &mut AtomicUsize) -> usize {
+    *value.get_mut()
+}
+
+/// The value of an atomic that nobody else can reach.
+#[cfg(loom)]
+pub fn last_of(value: &mut AtomicUsize) -> usize {
+    // When a model ends by a panic, what it has made is taken apart outside of it.
+    if std::thread::panicking() {
+        0
+    } else {
+        value.load(Ordering::Relaxed)
+    }
+}
+
 /// A cell for a value that a protocol around it keeps to one OS thread at a time.
 #[cfg(not(loom))]
 #[derive(Debug)]
@@ -83,6 +101,17 @@ pub mod model {
         WRONG.set(wrong);
         loom::model(model);
     }
+
+    /// Runs `model` in every order in which threads are interrupted at most so often where they need
+    /// not be: for a model that would take too long otherwise.
+    pub fn check_with(interruptions: usize, model: impl Fn() + Send + Sync + 'static) {
+        WRONG.set(Wrong::Nothing);
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(interruptions);
+        builder.check(model);
+    }
+
+    pub use crate::words::model::SleepyWaiter;
 
     pub fn fence(order: Ordering) {
         if WRONG.get() != Wrong::NoFences {
@@ -157,6 +186,10 @@ pub mod model {
 
                 pub fn store(&self, value: $value, asked: Ordering) {
                     self.0.store(value, order(asked));
+                }
+
+                pub fn swap(&self, value: $value, asked: Ordering) -> $value {
+                    self.0.swap(value, order(asked))
                 }
             }
         )*};

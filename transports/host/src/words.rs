@@ -113,22 +113,24 @@ impl<W: Word> Drop for Listed<'_, W> {
     }
 }
 
-#[cfg(all(test, loom))]
-mod models {
-    use std::sync::Arc;
+/// A waiter that falls asleep by these steps, for models of what sleeps in it.
+#[cfg(loom)]
+pub(crate) mod model {
+    use std::sync::atomic::Ordering;
+    use std::time::Duration;
 
+    use hcomm_types::Nanos;
     use loom::sync::{Condvar, Mutex};
-    use loom::thread;
 
-    use super::*;
+    use super::{Word, Words};
     use crate::barrier::Often;
     use crate::sync;
-    use crate::sync::model::{Wrong, check, check_when};
+    use crate::waiter::{Paused, Phase, Waiter, Watch};
 
     /// A word with a futex like the kernel's: comparing and falling asleep is one step to wakers.
     /// Nobody wakes by himself here, so a lost wake is a thread that never ends.
-    #[derive(Default)]
-    struct Futex {
+    #[derive(Debug, Default)]
+    pub(super) struct Futex {
         word: sync::AtomicU32,
         queue: Mutex<()>,
         woken: Condvar,
@@ -163,38 +165,77 @@ mod models {
         }
     }
 
-    #[derive(Default)]
-    struct Bell {
+    /// Sleeps at once, and until it is woken.
+    #[derive(Debug, Default)]
+    pub struct SleepyWaiter {
         sequence: Futex,
         sleepers: Futex,
         pollers: Futex,
-        records: sync::AtomicU64,
     }
 
-    impl Bell {
-        fn words(&self) -> Words<'_, Futex> {
+    impl SleepyWaiter {
+        pub(super) const fn words(&self) -> Words<'_, Futex> {
             Words {
                 sequence: &self.sequence,
                 sleepers: &self.sleepers,
                 pollers: &self.pollers,
             }
         }
+    }
 
+    impl Waiter for SleepyWaiter {
+        fn now(&self) -> Nanos {
+            Nanos(0)
+        }
+
+        fn pause(&self, _: &mut Phase, watch: &mut Watch<'_>) -> Paused {
+            if self.words().sleep(Duration::MAX, watch.look) {
+                Paused::Slept
+            } else {
+                Paused::Spun
+            }
+        }
+
+        fn wake(&self) {
+            Often::here().fence();
+            if self.words().somebody_sleeps() {
+                self.words().wake_sleepers();
+            }
+        }
+    }
+}
+
+#[cfg(all(test, loom))]
+mod models {
+    use std::sync::Arc;
+
+    use loom::thread;
+
+    use super::model::SleepyWaiter;
+    use super::*;
+    use crate::sync;
+    use crate::sync::model::{Wrong, check, check_when};
+    use crate::waiter::Waiter;
+
+    #[derive(Default)]
+    struct Bell {
+        waiter: SleepyWaiter,
+        records: sync::AtomicU64,
+    }
+
+    impl Bell {
         /// Waits for so many records, as the waiter does when it has spun for long enough.
         fn wait(&self, records: u64) {
             let mut look = || self.records.load(Ordering::Acquire) >= records;
             while !look() {
-                self.words().sleep(Duration::MAX, &mut look);
+                self.waiter.words().sleep(Duration::MAX, &mut look);
             }
         }
 
         /// Records: a store, the often side's fence, a look.
         fn record(&self, records: u64) {
             self.records.store(records, Ordering::Release);
-            Often::here().fence();
-            if self.words().somebody_sleeps() {
-                self.words().wake_sleepers();
-            }
+            self.waiter.wake();
         }
     }
 
