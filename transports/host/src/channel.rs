@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 
@@ -14,6 +14,7 @@ use crate::bell::Bell;
 use crate::counts::{self, UNKNOWN};
 use crate::device::{Device, Lane, Turn};
 use crate::region::{Import, ImportInner, Region};
+use crate::sync::AtomicBool;
 
 /// One end of a connection. A clone is the same end; it is destroyed when the last handle of it,
 /// its notifies and its imports is gone.

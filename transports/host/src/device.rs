@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use hcomm_transport_abi as abi;
@@ -12,6 +12,7 @@ use hcomm_types::{Address, Error, ErrorKind, Protocol, Result};
 
 use crate::plugin::Plugin;
 use crate::raw::{FastCalls, checked};
+use crate::sync::AtomicBool;
 
 bitflags::bitflags! {
     /// What a device promises and demands: the `CAP_…` bits of the ABI.
@@ -442,12 +443,74 @@ pub(crate) struct Turn<'a>(&'a AtomicBool);
 impl<'a> Turn<'a> {
     /// Takes the turn if nobody has it.
     pub(crate) fn take(flag: &'a AtomicBool) -> Option<Self> {
-        (!flag.swap(true, Ordering::Acquire)).then_some(Turn(flag))
+        // Made only if it is ours: a turn that is dropped ends whoever's turn it is.
+        (!flag.swap(true, Ordering::Acquire)).then(|| Turn(flag))
     }
 }
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
         self.0.store(false, Ordering::Release);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_does_not_get_a_turn_leaves_it_to_its_owner() {
+        let flag = AtomicBool::new(false);
+        let turn = Turn::take(&flag).unwrap();
+        for _ in 0..2 {
+            assert!(Turn::take(&flag).is_none());
+        }
+        drop(turn);
+        assert!(Turn::take(&flag).is_some());
+        assert!(Turn::take(&flag).is_some());
+    }
+}
+
+#[cfg(all(test, loom))]
+mod models {
+    use loom::thread;
+
+    use super::*;
+    use crate::sync::model::{Plain, Wrong, check, check_when};
+
+    /// Three try, two of them twice; who has the turn is alone.
+    fn one_has_the_turn() {
+        let shared = Arc::new((AtomicBool::new(false), Plain::new(0)));
+        let tried = |times: u32, (flag, calls): &(AtomicBool, Plain<u32>)| {
+            let mut had = 0;
+            for _ in 0..times {
+                if let Some(_turn) = Turn::take(flag) {
+                    calls.set(calls.get() + 1);
+                    had += 1;
+                }
+            }
+            had
+        };
+        let others = [1, 2].map(|times| {
+            let shared = Arc::clone(&shared);
+            thread::spawn(move || tried(times, &shared))
+        });
+        let mut had = tried(2, &shared);
+        for other in others {
+            had += other.join().unwrap();
+        }
+        assert_eq!(shared.1.get(), had);
+        assert!(had > 0);
+    }
+
+    #[test]
+    fn one_at_a_time() {
+        check(one_has_the_turn);
+    }
+
+    #[test]
+    #[should_panic(expected = "Causality violation")]
+    fn without_order_it_is_seen() {
+        check_when(Wrong::NoOrder, one_has_the_turn);
     }
 }
