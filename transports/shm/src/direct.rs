@@ -52,7 +52,7 @@
 //! round in that moment. A peer that lies about addresses spoils itself. One that never leaves a gate gets `deregister` to fail, no more. It may run
 //! as the same user only, and could stop or trace us anyway.
 
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
@@ -66,6 +66,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::channel::End;
 use crate::device::{lock, random_token};
+use crate::passage::{self, Inside};
 use crate::region::RegionCore;
 use crate::segment::{GATES, Segment};
 use crate::sys::{Mapping, Span, peer_of, read_process, write_process};
@@ -153,13 +154,6 @@ pub(crate) enum Stop {
     Forbidden,
 }
 
-/// While it lives, the owner knows that we are inside.
-struct Inside<'a> {
-    segment: &'a Segment,
-    region: u64,
-    gate: &'a AtomicU64,
-}
-
 impl Life {
     /// The process at the other end of the socket, or why it cannot be known.
     pub(crate) fn of(socket: &Arc<OwnedFd>) -> Result<Self, String> {
@@ -204,7 +198,7 @@ impl Lender {
             content,
         };
         if let Some(gate) = end.segment.gate(SAMPLE_GATE as usize) {
-            gate.store(number, Ordering::SeqCst);
+            passage::open(gate, number);
         }
         Ok(Arc::new(Self {
             end: Arc::clone(end),
@@ -253,7 +247,7 @@ impl Lender {
             return None;
         }
         gates.regions[index] = region.number;
-        gate.store(region.number, Ordering::SeqCst);
+        passage::open(gate, region.number);
         Some(Loan {
             gate: index as u32,
             address: region.address() as u64,
@@ -267,7 +261,7 @@ impl Lender {
         gates.regions.clear();
         for index in 0..GATES {
             if let Some(gate) = self.end.segment.gate(index) {
-                gate.store(0, Ordering::SeqCst);
+                passage::close(gate);
             }
         }
         if let Some(peer) = self.peer.get() {
@@ -286,18 +280,18 @@ impl Lender {
         if let Some(index) = gates.regions.iter().position(|&of| of == region) {
             gates.regions[index] = 0;
             if let Some(gate) = self.end.segment.gate(index) {
-                gate.store(0, Ordering::SeqCst);
+                passage::close(gate);
             }
         }
     }
 
     fn holds(&self, region: u64) -> bool {
-        self.end.segment.inside().load(Ordering::Acquire) == region && !self.is_lost()
+        passage::who_is_inside(self.end.segment.inside()) == region && !self.is_lost()
     }
 
     fn is_empty(&self) -> bool {
-        fence(Ordering::SeqCst);
-        self.end.segment.inside().load(Ordering::Acquire) == 0 || self.is_lost()
+        passage::settle::<AtomicU64>();
+        passage::who_is_inside(self.end.segment.inside()) == 0 || self.is_lost()
     }
 
     fn is_lost(&self) -> bool {
@@ -332,7 +326,7 @@ pub(crate) fn call_in(lenders: &[Arc<Lender>], region: u64) -> Result<(), Fault>
     for lender in lenders {
         lender.call_in(region);
     }
-    fence(Ordering::SeqCst);
+    passage::settle::<AtomicU64>();
     let mut begun = None;
     for lender in lenders {
         while lender.holds(region) {
@@ -561,28 +555,9 @@ impl Reduction {
 }
 
 /// Tells the owner that we are inside; `None` if the gate is not open.
-fn enter(segment: &Segment, place: Place) -> Option<Inside<'_>> {
+fn enter(segment: &Segment, place: Place) -> Option<Inside<'_, AtomicU64>> {
     let gate = segment.gate(place.loan.gate as usize)?;
-    segment.inside().store(place.region, Ordering::Relaxed);
-    let inside = Inside {
-        segment,
-        region: place.region,
-        gate,
-    };
-    fence(Ordering::SeqCst);
-    inside.is_open().then_some(inside)
-}
-
-impl Inside<'_> {
-    fn is_open(&self) -> bool {
-        self.gate.load(Ordering::Acquire) == self.region
-    }
-}
-
-impl Drop for Inside<'_> {
-    fn drop(&mut self) {
-        self.segment.inside().store(0, Ordering::Release);
-    }
+    Inside::enter(segment.inside(), gate, place.region)
 }
 
 /// The two words of a sample's content.

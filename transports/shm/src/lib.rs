@@ -30,10 +30,12 @@
 //! | `segment` | the memory of one end: notify lines and ring, byte by byte |
 //! | `ops` | `post`, `poll`, `flush`, `progress`, `check` |
 //! | `direct` | user memory in one copy: the try-out, the gates, who may be inside them |
+//! | `passage` | how both sides pass or close such a gate |
 //! | `staging` | the ring in which memory that can be reached in no other way is reached |
 //! | `socket` | Unix sockets: listener, frames, descriptors beside them |
 //! | `wire` | blobs and socket frames, byte by byte |
 //! | `limits` | system limits in words, and memory that is reserved before it is used |
+//! | `word` | the words that both sides share, or those of a model |
 //! | `sys` | mapped memory, copies, bells: the unsafe part |
 
 #![deny(unsafe_code)]
@@ -47,12 +49,14 @@ mod gate;
 mod hostile;
 mod limits;
 mod ops;
+mod passage;
 mod region;
 mod segment;
 mod socket;
 mod staging;
 mod sys;
 mod wire;
+mod word;
 
 pub use channel::Channel;
 pub use device::Device;

@@ -10,7 +10,7 @@
 //! announce data that never came. The peer begins anew with [`FLAG_FRESH`] after it has collected
 //! everything, the failure included.
 
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU64, Ordering};
 use std::collections::VecDeque;
 
 use hcomm_transport_abi::{
@@ -22,9 +22,53 @@ use crate::device::DeviceCore;
 use crate::segment::{Entry, Half, PIECE_BYTES, SLOTS, Segment};
 use crate::sys::Span;
 use crate::wire::Token;
+use crate::word::Word;
 
 /// Flag of an entry: the sender knows of every failure so far.
 const FLAG_FRESH: u32 = 1 << 31;
+
+/// A ring as its two sides use it: the one of a segment, or a model's.
+pub(crate) trait Ring {
+    type Word: Word;
+    /// Entries put in.
+    fn tail(&self) -> &Self::Word;
+    /// Entries taken out.
+    fn head(&self) -> &Self::Word;
+    fn put_entry(&self, position: u64, entry: &Entry);
+    fn take_entry(&self, position: u64) -> Entry;
+    /// What became of an entry.
+    fn outcome(&self, position: u64) -> &Self::Word;
+    /// The first `bytes` bytes of an entry's data.
+    fn data(&self, position: u64, bytes: u64) -> Option<Span<'_>>;
+}
+
+impl Ring for Segment {
+    type Word = AtomicU64;
+
+    fn tail(&self) -> &AtomicU64 {
+        self.tail()
+    }
+
+    fn head(&self) -> &AtomicU64 {
+        self.head()
+    }
+
+    fn put_entry(&self, position: u64, entry: &Entry) {
+        self.put_entry(position, entry);
+    }
+
+    fn take_entry(&self, position: u64) -> Entry {
+        self.take_entry(position)
+    }
+
+    fn outcome(&self, position: u64) -> &AtomicU64 {
+        self.outcome(position)
+    }
+
+    fn data(&self, position: u64, bytes: u64) -> Option<Span<'_>> {
+        self.data(position, bytes)
+    }
+}
 
 /// A descriptor on its way through the ring.
 #[derive(Debug)]
@@ -140,8 +184,19 @@ impl Outbound {
 
     /// Takes what the owner has done and puts in what fits.
     pub(crate) fn pump(&mut self, peer: &Segment, host: Host) -> Result<Pumped, i32> {
+        self.pump_by(peer, |transfer, local, data| {
+            fetch(transfer, local, data, host)
+        })
+    }
+
+    /// The same, where `fetch` takes the data of a read.
+    fn pump_by(
+        &mut self,
+        peer: &impl Ring,
+        fetch: impl Fn(&Transfer, Span<'_>, Span<'_>) -> i32,
+    ) -> Result<Pumped, i32> {
         let mut pumped = Pumped::default();
-        self.collect(peer, host, &mut pumped)?;
+        self.collect(peer, fetch, &mut pumped)?;
         self.issue(peer, &mut pumped)?;
         Ok(pumped)
     }
@@ -165,7 +220,12 @@ impl Outbound {
         Some(completion)
     }
 
-    fn collect(&mut self, peer: &Segment, host: Host, pumped: &mut Pumped) -> Result<(), i32> {
+    fn collect(
+        &mut self,
+        peer: &impl Ring,
+        fetch: impl Fn(&Transfer, Span<'_>, Span<'_>) -> i32,
+        pumped: &mut Pumped,
+    ) -> Result<(), i32> {
         let head = peer.head().load(Ordering::Acquire);
         if head.wrapping_sub(self.collected) > self.tail - self.collected {
             return Err(STATUS_LINK_DOWN);
@@ -182,7 +242,7 @@ impl Outbound {
                         .data(self.collected, piece.bytes)
                         .zip(transfer.local.part(piece.at, piece.bytes))
                 {
-                    status = fetch(transfer, local, data, host);
+                    status = fetch(transfer, local, data);
                     pumped.staged_bytes += piece.bytes;
                 }
                 transfer.progress.outstanding -= 1;
@@ -201,7 +261,7 @@ impl Outbound {
         Ok(())
     }
 
-    fn issue(&mut self, peer: &Segment, pumped: &mut Pumped) -> Result<(), i32> {
+    fn issue(&mut self, peer: &impl Ring, pumped: &mut Pumped) -> Result<(), i32> {
         while self.tail - self.collected < SLOTS {
             let index = (self.issuing - self.first) as usize;
             let Some(transfer) = self.waiting.get_mut(index) else {
@@ -386,7 +446,20 @@ impl Inbound {
         device: &DeviceCore,
         host: Host,
     ) -> Result<Served, i32> {
-        let mut served = Served::default();
+        let mut notifies = 0;
+        let entries = self.take(own, |position, entry| {
+            apply(entry, own, waits, position, device, host, &mut notifies)
+        })?;
+        Ok(Served { entries, notifies })
+    }
+
+    /// Takes what stands in the ring, at most once around, and hands it to `apply` unless it is to
+    /// be refused. Returns how many entries there were.
+    fn take(
+        &mut self,
+        own: &impl Ring,
+        mut apply: impl FnMut(u64, &Entry) -> Result<(), i32>,
+    ) -> Result<u64, i32> {
         let tail = own.tail().load(Ordering::Acquire);
         let entries = tail.wrapping_sub(self.head);
         if entries > SLOTS {
@@ -398,7 +471,7 @@ impl Inbound {
                 self.refusing = STATUS_OK;
             }
             if self.refusing == STATUS_OK
-                && let Err(status) = apply(&entry, own, waits, self.head, device, host, &mut served)
+                && let Err(status) = apply(self.head, &entry)
             {
                 self.refusing = status;
             }
@@ -406,9 +479,8 @@ impl Inbound {
                 .store(u64::from(self.refusing.cast_unsigned()), Ordering::Relaxed);
             self.head = self.head.wrapping_add(1);
             own.head().store(self.head, Ordering::Release);
-            served.entries += 1;
         }
-        Ok(served)
+        Ok(entries)
     }
 }
 
@@ -420,7 +492,7 @@ fn apply(
     position: u64,
     device: &DeviceCore,
     host: Host,
-    served: &mut Served,
+    notifies: &mut u64,
 ) -> Result<(), i32> {
     let notify = entry.op == OP_NOTIFY || entry.flags & FLAG_NOTIFY != 0;
     if notify && entry.notify >= own.notifies() {
@@ -453,7 +525,7 @@ fn apply(
     }
     let (lines, half) = waits;
     if notify && lines.record_served(half, entry.notify, entry.fingerprint) {
-        served.notifies += 1;
+        *notifies += 1;
     }
     Ok(())
 }
@@ -475,5 +547,182 @@ const fn sanitized(outcome: i32) -> i32 {
         STATUS_OK => STATUS_OK,
         -99..=-1 => outcome,
         _ => STATUS_LINK_DOWN,
+    }
+}
+
+#[cfg(all(test, loom))]
+mod models {
+    use std::sync::{Arc, Mutex};
+
+    use loom::sync::atomic::AtomicBool;
+    use loom::thread;
+
+    use super::*;
+    use crate::device::lock;
+    use crate::sys::{Mapping, Touched};
+    use crate::word::model::{Modelled, NOTHING, ORDER};
+
+    /// Bytes of each transfer.
+    const BYTES: u64 = 8;
+
+    thread_local! {
+        /// Bytes of both sides; all threads of a model run on one OS thread. First come the data of
+        /// the slots, then the owner's memory, then that of its peer.
+        static MEMORY: &'static Mapping = Box::leak(Box::new(Mapping::private(4096).unwrap()));
+    }
+
+    const OWNERS: u64 = 1024;
+    const PEERS: u64 = 2048;
+
+    fn span(at: u64) -> Span<'static> {
+        MEMORY.with(|memory| memory.span().part(at, BYTES).unwrap())
+    }
+
+    fn word(at: u64) -> &'static AtomicU64 {
+        MEMORY.with(|memory| &memory.words()[at as usize / 8])
+    }
+
+    #[derive(Default)]
+    struct Slot<const WRONG: u8> {
+        entry: Mutex<Option<Entry>>,
+        entry_order: Touched,
+        data_order: Touched,
+        outcome: Modelled<WRONG>,
+    }
+
+    #[derive(Default)]
+    struct Slots<const WRONG: u8> {
+        tail: Modelled<WRONG>,
+        head: Modelled<WRONG>,
+        slots: [Slot<WRONG>; SLOTS as usize],
+    }
+
+    impl<const WRONG: u8> Slots<WRONG> {
+        fn slot(&self, position: u64) -> &Slot<WRONG> {
+            &self.slots[(position % SLOTS) as usize]
+        }
+    }
+
+    impl<const WRONG: u8> Ring for Slots<WRONG> {
+        type Word = Modelled<WRONG>;
+
+        fn tail(&self) -> &Modelled<WRONG> {
+            &self.tail
+        }
+
+        fn head(&self) -> &Modelled<WRONG> {
+            &self.head
+        }
+
+        fn put_entry(&self, position: u64, entry: &Entry) {
+            self.slot(position).entry_order.touch();
+            *lock(&self.slot(position).entry) = Some(*entry);
+        }
+
+        fn take_entry(&self, position: u64) -> Entry {
+            self.slot(position).entry_order.touch();
+            lock(&self.slot(position).entry).expect("it was put in")
+        }
+
+        fn outcome(&self, position: u64) -> &Modelled<WRONG> {
+            &self.slot(position).outcome
+        }
+
+        fn data(&self, position: u64, bytes: u64) -> Option<Span<'_>> {
+            self.slot(position).data_order.touch();
+            span(position % SLOTS * BYTES).part(0, bytes)
+        }
+    }
+
+    /// Transfers in both directions through two slots: one slot is used again. The owner refuses
+    /// one of them, if it is told to. What is reported to have come has come, and nothing else.
+    fn both_directions<const WRONG: u8>(refused: Option<u64>) {
+        const OPS: [u32; 3] = [OP_WRITE, OP_READ, OP_WRITE];
+        loom::model(move || {
+            for at in 0..OPS.len() as u64 {
+                word(OWNERS + at * BYTES).store(100 + at, Ordering::Relaxed);
+                word(PEERS + at * BYTES).store(200 + at, Ordering::Relaxed);
+            }
+            let shared = Arc::new((Slots::<WRONG>::default(), AtomicBool::new(false)));
+            let owners = Arc::clone(&shared);
+            let owner = thread::spawn(move || {
+                let (ring, is_over) = &*owners;
+                let mut inbound = Inbound::default();
+                let mut applied = Vec::new();
+                while !is_over.load(Ordering::Relaxed) {
+                    inbound
+                        .take(ring, |position, entry| {
+                            if Some(entry.offset / BYTES) == refused {
+                                return Err(STATUS_STALE_KEY);
+                            }
+                            let data = ring.data(position, entry.bytes).unwrap();
+                            let own = span(OWNERS + entry.offset);
+                            if entry.op == OP_READ {
+                                data.copy_from(own);
+                            } else {
+                                own.copy_from(data);
+                            }
+                            applied.push(entry.offset / BYTES);
+                            Ok(())
+                        })
+                        .unwrap();
+                    thread::yield_now();
+                }
+                applied
+            });
+            let (ring, is_over) = &*shared;
+            let mut outbound = Outbound::new(OPS.len());
+            for (at, op) in (0..).zip(OPS) {
+                let local = span(PEERS + at * BYTES);
+                let key = Token::default();
+                let transfer = Transfer::new(op, local, 1, key, at * BYTES, None, (0, 0), at);
+                assert!(outbound.accept(transfer));
+            }
+            let mut completed = Vec::new();
+            loop {
+                outbound
+                    .pump_by(ring, |_, local, data| {
+                        local.copy_from(data);
+                        STATUS_OK
+                    })
+                    .unwrap();
+                while let Some(completion) = outbound.next_completion() {
+                    completed.push(completion);
+                }
+                if outbound.unfinished() == 0 {
+                    break;
+                }
+                thread::yield_now();
+            }
+            is_over.store(true, Ordering::Relaxed);
+            let applied = owner.join().unwrap();
+            assert_eq!(completed.len(), OPS.len());
+            for (at, op) in (0..).zip(OPS) {
+                let has_come = match op {
+                    OP_READ => word(PEERS + at * BYTES).load(Ordering::Relaxed) == 100 + at,
+                    _ => word(OWNERS + at * BYTES).load(Ordering::Relaxed) == 200 + at,
+                };
+                let is_reported = completed[at as usize].status == STATUS_OK;
+                assert_eq!((at, is_reported), (at, has_come));
+                assert_eq!((at, is_reported), (at, applied.contains(&at)));
+            }
+        });
+    }
+
+    #[test]
+    fn slots_are_read_whole_and_not_used_again_early() {
+        both_directions::<NOTHING>(None);
+    }
+
+    #[test]
+    fn what_is_reported_to_have_come_has_come() {
+        both_directions::<NOTHING>(Some(0));
+        both_directions::<NOTHING>(Some(1));
+    }
+
+    #[test]
+    #[should_panic(expected = "Causality violation")]
+    fn without_order_they_are() {
+        both_directions::<ORDER>(None);
     }
 }

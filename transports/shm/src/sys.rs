@@ -259,6 +259,23 @@ impl PeerBell {
     }
 }
 
+/// Something that a protocol has to put in order, for models: it is a failure if two threads touch
+/// it and neither came first.
+#[cfg(all(test, loom))]
+#[derive(Debug, Default)]
+pub(crate) struct Touched(loom::cell::UnsafeCell<()>);
+
+// SAFETY: nothing is in it, and a model runs its threads in turns.
+#[cfg(all(test, loom))]
+unsafe impl Sync for Touched {}
+
+#[cfg(all(test, loom))]
+impl Touched {
+    pub(crate) fn touch(&self) {
+        self.0.with_mut(|_| ());
+    }
+}
+
 /// Copies from memory of the process `pid`, from `address` on, until `local` is full or something
 /// stops it; how many bytes it copied.
 pub(crate) fn read_process(pid: Pid, address: u64, local: Span<'_>) -> Result<usize, Errno> {
