@@ -198,6 +198,21 @@ fn messages_between_collectives() {
     team::run(5, |comm| between_collectives(&comm));
 }
 
+/// Request, grant, data: and then without them again.
+#[test]
+fn messages_with_a_handshake() {
+    team::run_with(4, &team::small_buffer(256 << 10), |comm| {
+        comm.force_algorithm(Some("handshake")).unwrap();
+        between_collectives(&comm);
+        many_each_way(&comm);
+        large_ones(&comm);
+        comm.barrier().unwrap();
+        comm.force_algorithm(None).unwrap();
+        ring_of_sends(&comm);
+        comm.close().unwrap();
+    });
+}
+
 #[test]
 fn messages_between_processes() {
     job::all_succeed(&mut Job::new("messages", 3).start());
