@@ -5,6 +5,7 @@ mod death;
 mod garbage;
 mod honesty;
 mod lifetime;
+mod mapped;
 mod pressure;
 mod shape;
 mod threads;

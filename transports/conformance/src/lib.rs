@@ -28,7 +28,7 @@ use std::fmt;
 use std::str::FromStr;
 
 pub use report::{Entry, Report};
-pub use runner::run;
+pub use runner::{run, run_some};
 pub use subject::Subject;
 pub use verdict::Verdict;
 

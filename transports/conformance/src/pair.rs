@@ -404,6 +404,27 @@ impl Pair {
         Ok(())
     }
 
+    /// Records a notify of the other side by a store of the host; `false` if the link has none for
+    /// that.
+    pub(crate) fn record(
+        &mut self,
+        who: Who,
+        channel: Id,
+        index: u32,
+        fingerprint: [u64; 2],
+    ) -> Result<bool, Stop> {
+        let request = Request::Record {
+            channel,
+            index,
+            fingerprint,
+            after_ms: 0,
+        };
+        match self.get(who, request)? {
+            Reply::Recorded(recorded) => Ok(recorded),
+            other => Err(fail(format!("{who:?} side answered {other:?}"))),
+        }
+    }
+
     /// Asks for a notify's state now.
     pub(crate) fn look(&mut self, who: Who, channel: Id, index: u32) -> Result<u64, Stop> {
         match self.get(who, Request::Look { channel, index })? {

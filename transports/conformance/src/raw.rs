@@ -5,12 +5,13 @@
 
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr::{null, null_mut};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::time::Instant;
 
 use hcomm_transport_abi::{
     CAP_ALLOCATE, Channel, ChannelAttrV1, DataOpsV1, DescriptorV1, Device, DeviceAttrV1,
-    ENTRY_SYMBOL, EntryV1, Import, ImportAttrV1, OP_NOTIFY, OP_WRITE, Region, STATUS_IN_PROGRESS,
-    STATUS_OK, TransportV1,
+    ENTRY_SYMBOL, EntryV1, Import, ImportAttrV1, NotifyLineV1, OP_NOTIFY, OP_WRITE, PeerV1, Region,
+    STATUS_IN_PROGRESS, STATUS_OK, TransportV1,
 };
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
@@ -288,10 +289,59 @@ impl RawDevice {
     }
 
     pub(crate) fn has_line(&self, channel: *mut Channel, index: u32) -> bool {
+        self.notify(channel, index).is_some()
+    }
+
+    /// How often notify `index` was recorded, and its fingerprint.
+    pub(crate) fn notify(&self, channel: *mut Channel, index: u32) -> Option<(u64, [u64; 2])> {
         let call = self.ops.notify_line.expect("looked at before");
         // SAFETY: alive.
         let line = unsafe { call(channel, index) };
-        !line.is_null() && line.is_aligned()
+        if line.is_null() || !line.is_aligned() {
+            return None;
+        }
+        // SAFETY: there until the channel is destroyed.
+        Some(unsafe { RawLine(line).read() })
+    }
+
+    /// Status of `map_peer`, and what it gave; `None` where the entry is null.
+    pub(crate) fn map_peer(&self, channel: *mut Channel) -> Option<(i32, PeerV1)> {
+        let mut peer = PeerV1 {
+            lines: null_mut(),
+            notifies: 0,
+            stride: 0,
+            bell: null(),
+            state: null(),
+        };
+        // SAFETY: alive; the place is ours.
+        let status = unsafe { self.table.map_peer?(channel, &raw mut peer) };
+        Some((status, peer))
+    }
+
+    /// Calls `ring`, if there is such an entry.
+    pub(crate) fn ring(&self, channel: *mut Channel) {
+        if let Some(call) = self.ops.ring {
+            // SAFETY: alive.
+            unsafe { call(channel) }
+        }
+    }
+
+    /// What `describe` says its length is in a buffer of `capacity` bytes, the bytes, and whether
+    /// it kept to the buffer; `None` where the entry is null.
+    pub(crate) fn describe(
+        &self,
+        channel: *mut Channel,
+        capacity: usize,
+    ) -> Option<(usize, Vec<u8>, bool)> {
+        let call = self.table.describe?;
+        let (_, len, text, kept) = into_buffer(capacity, |text, len| {
+            // SAFETY: alive; the buffer has more room than we say.
+            let said = unsafe { call(channel, text.cast(), capacity as u32) };
+            // SAFETY: the buffer's own place for it.
+            unsafe { *len = said };
+            STATUS_OK
+        });
+        Some((len, text, kept))
     }
 
     pub(crate) fn check(&self, channel: *mut Channel) -> i32 {
@@ -299,6 +349,62 @@ impl RawDevice {
         // SAFETY: alive; this thread alone uses it.
         unsafe { call(channel) }
     }
+}
+
+/// A notify line, by the words that a host reads and writes.
+#[derive(Clone, Copy)]
+pub(crate) struct RawLine(*mut NotifyLineV1);
+
+impl RawLine {
+    /// Line `index` of those that `map_peer` gave.
+    pub(crate) fn of_peer(peer: &PeerV1, index: u32) -> Self {
+        let at = index as usize * peer.stride as usize;
+        Self(peer.lines.wrapping_byte_add(at))
+    }
+
+    /// Records, as a host does: fingerprint, then one more in `count`.
+    ///
+    /// # Safety
+    /// The line is there, and nobody else records.
+    pub(crate) unsafe fn record(self, fingerprint: [u64; 2]) {
+        // SAFETY: the caller's promise; every access is atomic.
+        unsafe {
+            for (word, value) in self.fingerprint().into_iter().zip(fingerprint) {
+                word.store(value, Ordering::Relaxed);
+            }
+            let count = AtomicU64::from_ptr(&raw mut (*self.0).count);
+            count.store(count.load(Ordering::Relaxed) + 1, Ordering::Release);
+        }
+    }
+
+    /// # Safety
+    /// The line is there.
+    unsafe fn read(self) -> (u64, [u64; 2]) {
+        // SAFETY: the caller's promise; every access is atomic.
+        unsafe {
+            let count = AtomicU64::from_ptr(&raw mut (*self.0).count);
+            let served = AtomicU64::from_ptr(&raw mut (*self.0).served);
+            let records = count.load(Ordering::Acquire) + served.load(Ordering::Acquire);
+            let fingerprint = self.fingerprint().map(|word| word.load(Ordering::Relaxed));
+            (records, fingerprint)
+        }
+    }
+
+    /// # Safety
+    /// The line is there.
+    unsafe fn fingerprint<'a>(self) -> [&'a AtomicU64; 2] {
+        [0, 1].map(|word: usize| {
+            // SAFETY: the caller's promise.
+            unsafe { AtomicU64::from_ptr(&raw mut (*self.0).fingerprint[word]) }
+        })
+    }
+}
+
+/// The word of `map_peer` that says whether the channel works.
+pub(crate) fn state_of(peer: &PeerV1) -> i32 {
+    // SAFETY: not null and aligned, as the check has made sure, and there until the channel is
+    // destroyed.
+    unsafe { AtomicI32::from_ptr(peer.state.cast_mut()) }.load(Ordering::Acquire)
 }
 
 /// Two connected ends in this thread, and memory of the second imported at the first.
@@ -314,6 +420,15 @@ pub(crate) struct RawPair {
 
 impl RawPair {
     pub(crate) fn new(case: &Case, notifies: u32, bytes: usize) -> Result<Self, Stop> {
+        Self::with_notifies(case, [notifies; 2], bytes)
+    }
+
+    /// With different numbers of notifies at the near and the far end.
+    pub(crate) fn with_notifies(
+        case: &Case,
+        notifies: [u32; 2],
+        bytes: usize,
+    ) -> Result<Self, Stop> {
         let table = Table::of(case.subject())?;
         let capabilities = case.info().capabilities.bits();
         let capacity = case.info().max_blob_bytes as usize;
@@ -321,11 +436,11 @@ impl RawPair {
             table.open(case.info().index)?,
             table.open(case.info().index)?,
         );
-        let make = |device: &RawDevice| match device.create(notifies) {
+        let make = |device: &RawDevice, notifies| match device.create(notifies) {
             (STATUS_OK, channel) if !channel.is_null() => Ok(channel),
             (status, _) => Err(fail(format!("create_channel: status {status}"))),
         };
-        let (near_end, far_end) = (make(&near)?, make(&far)?);
+        let (near_end, far_end) = (make(&near, notifies[0])?, make(&far, notifies[1])?);
         let near_blob = near.blob(near_end, capacity).2;
         let far_blob = far.blob(far_end, capacity).2;
         let step = || [near.progress(), far.progress()];

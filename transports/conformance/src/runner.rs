@@ -76,6 +76,15 @@ struct Surveyed {
 /// If this process cannot start others.
 #[must_use]
 pub fn run(subject: &Subject, groups: &[Group]) -> Report {
+    run_some(subject, groups, &[])
+}
+
+/// As [`run`], only the checks of these names; all of them without a name.
+///
+/// # Panics
+/// As [`run`].
+#[must_use]
+pub fn run_some(subject: &Subject, groups: &[Group], names: &[String]) -> Report {
     match std::env::var(ROLE).as_deref() {
         Ok("check") => exit(check_process(subject)),
         Ok("peer") => exit(peer_process(subject)),
@@ -97,7 +106,8 @@ pub fn run(subject: &Subject, groups: &[Group]) -> Report {
     };
     let chosen = one_of_each_kind(&devices);
     for &group in groups {
-        for check in groups::of(group) {
+        let asked = |check: &&Check| names.is_empty() || names.iter().any(|n| n == check.name);
+        for check in groups::of(group).iter().filter(asked) {
             for device in &chosen {
                 for placement in placements(check) {
                     let verdict = run_one(subject, check, device, placement);

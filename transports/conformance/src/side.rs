@@ -125,6 +125,16 @@ pub(crate) enum Request {
     /// The same, asleep: only a bell (or the device's descriptor, where it demands to be watched)
     /// wakes it.
     AwaitAsleep { channel: Id, index: u32, count: u64 },
+    /// Records a notify by a store of the host after so many milliseconds; answers whether it
+    /// could.
+    Record {
+        channel: Id,
+        index: u32,
+        fingerprint: [u64; 2],
+        after_ms: u64,
+    },
+    /// Answers how the channel moves bytes, in words.
+    Describe { channel: Id },
     /// Answers a notify's count and fingerprint now.
     Look { channel: Id, index: u32 },
     /// Answers the channel's state.
@@ -161,6 +171,8 @@ pub(crate) enum Reply {
     Posted { accepted: usize, pending: usize },
     Notified { count: u64, fingerprint: [u64; 2] },
     Connected(bool),
+    Recorded(bool),
+    Text(String),
     Counters(Option<[u64; 4]>),
     Resources(Resources),
     Logs(Vec<String>),
@@ -249,6 +261,12 @@ enum JobKind {
         index: u32,
         count: u64,
         asleep: bool,
+    },
+    Record {
+        channel: Id,
+        index: u32,
+        fingerprint: [u64; 2],
+        after_ms: u64,
     },
     AwaitLoss(Id),
 }
@@ -475,6 +493,18 @@ impl Side {
                 count,
                 asleep: true,
             }),
+            Request::Record {
+                channel,
+                index,
+                fingerprint,
+                after_ms,
+            } => Ok(JobKind::Record {
+                channel,
+                index,
+                fingerprint,
+                after_ms,
+            }),
+            Request::Describe { channel } => ready(Reply::Text(self.channel(channel)?.describe())),
             Request::Look { channel, index } => {
                 let word = self.channel(channel)?.notify(index)?;
                 ready(Reply::Notified {
@@ -591,6 +621,17 @@ impl Side {
                     fingerprint: word.fingerprint(),
                 }))
             }
+            JobKind::Record {
+                channel,
+                index,
+                fingerprint,
+                after_ms,
+            } => {
+                // Leaves the other side the time to fall asleep.
+                std::thread::sleep(Duration::from_millis(*after_ms));
+                let recorded = self.channel(*channel)?.record(*index, *fingerprint);
+                Ok(Some(Reply::Recorded(recorded)))
+            }
             JobKind::AwaitLoss(channel) => match self.channel(*channel)?.check() {
                 Ok(()) => Ok(None),
                 Err(error) => Err(error.into()),
@@ -615,15 +656,22 @@ impl Side {
                 })
         };
         let devices = [self.device.clone()];
+        let until = Deadline::after(waiter.now(), PATIENCE);
         waiter.pause(
             &mut Phase::default(),
             &mut Watch {
-                until: Deadline::after(waiter.now(), PATIENCE),
+                until,
                 interests: &[],
                 devices: if self.quiet { &[] } else { &devices },
                 look: &mut look,
             },
         );
+        if until.passed(waiter.now()) {
+            return Err(Failure::own(format!(
+                "it slept for {} s, and nothing woke it",
+                PATIENCE.as_secs()
+            )));
+        }
         broken.map_or(Ok(()), |error| Err(error.into()))
     }
 

@@ -1,8 +1,8 @@
 //! The suite on a library by its path, and the suite's own tests.
 //!
-//! * `cargo test -p hcomm-transport-conformance -- --plugin FILE [--group NAME]...` (or
-//!   `HCOMM_CONFORMANCE_PLUGIN=FILE`) runs all groups, or these, on a library and prints a report;
-//!   the exit status says whether it conforms.
+//! * `cargo test -p hcomm-transport-conformance -- --plugin FILE [--group NAME]... [--check NAME]...`
+//!   (or `HCOMM_CONFORMANCE_PLUGIN=FILE`) runs all groups and checks, or these, on a library and
+//!   prints a report; the exit status says whether it conforms.
 //! * Without a file it runs the tests at the end of this page, one of them on a plugin in C that
 //!   is compiled against the header alone.
 
@@ -18,12 +18,12 @@ use std::panic::catch_unwind;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use hcomm_transport_conformance::{Group, Subject, Verdict, run};
+use hcomm_transport_conformance::{Group, Subject, Verdict, run, run_some};
 use hcomm_types::{DataType, ReduceOp};
 
 use content::Content;
 
-const TESTS: [(&str, fn()); 4] = [
+const TESTS: [(&str, fn()); 6] = [
     (
         "c_plugin_passes_shape_and_data",
         c_plugin_passes_shape_and_data,
@@ -32,6 +32,11 @@ const TESTS: [(&str, fn()); 4] = [
         "a_file_that_is_no_plugin_fails_with_the_reason",
         a_file_that_is_no_plugin_fails_with_the_reason,
     ),
+    (
+        "a_peer_that_is_mapped_rightly_passes",
+        a_peer_that_is_mapped_rightly_passes,
+    ),
+    ("each_lie_is_caught", each_lie_is_caught),
     (
         "content_depends_on_seed_and_position",
         content_depends_on_seed_and_position,
@@ -51,7 +56,7 @@ fn main() -> ExitCode {
         }
     };
     if let Some(path) = &wish.plugin {
-        return report(path, &wish.groups);
+        return report(path, &wish.groups, &wish.checks);
     }
     if wish.list {
         if !wish.ignored {
@@ -63,13 +68,13 @@ fn main() -> ExitCode {
 }
 
 /// Runs groups on a library and prints what came out.
-fn report(path: &Path, groups: &[Group]) -> ExitCode {
+fn report(path: &Path, groups: &[Group], checks: &[String]) -> ExitCode {
     let groups = if groups.is_empty() {
         &Group::ALL
     } else {
         groups
     };
-    let report = run(&Subject::file(path), groups);
+    let report = run_some(&Subject::file(path), groups, checks);
     println!("{report}");
     for complaint in report.complaints() {
         println!("{complaint}");
@@ -98,6 +103,7 @@ fn run_tests(wish: &Wish) -> ExitCode {
 struct Wish {
     plugin: Option<PathBuf>,
     groups: Vec<Group>,
+    checks: Vec<String>,
     list: bool,
     ignored: bool,
     exact: bool,
@@ -115,6 +121,7 @@ impl Wish {
             match arg.as_str() {
                 "--plugin" => wish.plugin = Some(value("--plugin")?.into()),
                 "--group" => wish.groups.push(value("--group")?.parse()?),
+                "--check" => wish.checks.push(value("--check")?),
                 "--list" => wish.list = true,
                 "--ignored" => wish.ignored = true,
                 "--exact" => wish.exact = true,
@@ -124,7 +131,8 @@ impl Wish {
                 "--nocapture" | "--no-capture" | "--include-ignored" | "-q" | "--quiet" => {}
                 other if other.starts_with('-') => {
                     return Err(format!(
-                        "unknown option {other}; known: --plugin FILE, --group NAME, --list"
+                        "unknown option {other}; known: --plugin FILE, --group NAME, --check NAME, \
+                         --list"
                     ));
                 }
                 name => wish.filters.push(name.to_owned()),
@@ -188,6 +196,83 @@ fn a_file_that_is_no_plugin_fails_with_the_reason() {
     assert!(!report.is_success());
     assert!(report.to_string().contains("dlopen"), "{report}");
     std::fs::remove_dir_all(folder).expect("removed");
+}
+
+/// The report of checks of a group on a plugin that is wrong in one way (`HCOMM_FAULTY`), and whether
+/// it passed.
+fn report_on_faulty(way: &str, group: Group, checks: &[&str]) -> (String, bool) {
+    let program = std::env::current_exe().expect("the program knows its own path");
+    let file = "libhcomm_transport_faulty.so";
+    let plugin = program
+        .ancestors()
+        .skip(1)
+        .take(2)
+        .map(|folder| folder.join(file))
+        .find(|path| path.is_file())
+        .expect("the faulty transport was built for this test");
+    let mut command = Command::new(&program);
+    command.arg("--plugin").arg(plugin).env("HCOMM_FAULTY", way);
+    command.args(["--group", group.name()]);
+    for check in checks {
+        command.args(["--check", check]);
+    }
+    let output = command.output().expect("the program starts again");
+    let report = String::from_utf8_lossy(&output.stdout).into_owned();
+    (report, output.status.success())
+}
+
+/// Checks of what the host may reach of a peer, and of what people are told.
+const MAPPED: [&str; 5] = [
+    "mapped_peer",
+    "mapped_notifies",
+    "mapped_notifies_wake",
+    "description_fits",
+    "description",
+];
+
+fn a_peer_that_is_mapped_rightly_passes() {
+    let (report, passed) = report_on_faulty("map_peer", Group::Honesty, &MAPPED);
+    assert!(passed, "{report}");
+    for check in MAPPED {
+        let line = format!("passed   honesty/{check} on faulty0");
+        assert!(report.contains(&line), "no {line:?} in {report}");
+    }
+    let (report, passed) = report_on_faulty("map_peer", Group::Death, &["destroyed_end"]);
+    assert!(passed, "{report}");
+}
+
+fn each_lie_is_caught() {
+    let lies: [(&str, Group, &[&str]); 9] = [
+        ("map_early", Group::Honesty, &["mapped_peer"]),
+        (
+            "map_lines",
+            Group::Honesty,
+            &["mapped_peer", "mapped_notifies"],
+        ),
+        ("map_notifies", Group::Honesty, &["mapped_peer"]),
+        (
+            "map_stride",
+            Group::Honesty,
+            &["mapped_peer", "mapped_notifies"],
+        ),
+        (
+            "map_bell",
+            Group::Honesty,
+            &["mapped_peer", "mapped_notifies_wake"],
+        ),
+        ("map_state", Group::Honesty, &["mapped_peer"]),
+        ("map_state", Group::Death, &["destroyed_end"]),
+        ("describe_long", Group::Honesty, &["description_fits"]),
+        ("describe_cut", Group::Honesty, &["description_fits"]),
+    ];
+    for (way, group, checks) in lies {
+        let (report, passed) = report_on_faulty(way, group, checks);
+        assert!(!passed, "{way}: {report}");
+        for check in checks {
+            let line = format!("FAILED   {group}/{check} on faulty0");
+            assert!(report.contains(&line), "{way}: no {line:?} in {report}");
+        }
+    }
 }
 
 fn content_depends_on_seed_and_position() {

@@ -1,11 +1,14 @@
 //! The door, and the tables that are wrong. A C door alone: the Rust one could not return null.
 #![allow(unsafe_code)]
 
+use core::ffi::c_char;
 use core::ptr::{from_ref, null};
 use std::sync::OnceLock;
 
 use hcomm_transport_abi::shims::Tables;
-use hcomm_transport_abi::{DataOpsV1, Device, Header, MAGIC, MAJOR, STATUS_OK, TransportV1};
+use hcomm_transport_abi::{
+    Channel, DataOpsV1, Device, Header, MAGIC, MAJOR, STATUS_OK, TransportV1,
+};
 
 use crate::faulty::Faulty;
 use crate::wrong::Wrong;
@@ -58,6 +61,14 @@ static FALSE_CAPABILITY: TransportV1 = TransportV1 {
     allocate: None,
     ..RIGHT
 };
+static DESCRIBE_LONG: TransportV1 = TransportV1 {
+    describe: Some(describe_beyond),
+    ..RIGHT
+};
+static DESCRIBE_CUT: TransportV1 = TransportV1 {
+    describe: Some(describe_in_halves),
+    ..RIGHT
+};
 static OTHER_FAST_CALLS: TransportV1 = TransportV1 {
     open_device: Some(open_with_other_fast_calls),
     ..RIGHT
@@ -76,10 +87,29 @@ extern "C" fn hcomm_transport_v1() -> *const TransportV1 {
         Ok(Some(Wrong::Name)) => &OTHER_NAME,
         Ok(Some(Wrong::NoProtocol)) => &NO_PROTOCOL,
         Ok(Some(Wrong::FalseCapability)) => &FALSE_CAPABILITY,
+        Ok(Some(Wrong::DescribeLong)) => &DESCRIBE_LONG,
+        Ok(Some(Wrong::DescribeCut)) => &DESCRIBE_CUT,
         Ok(Some(Wrong::FastMagic | Wrong::FastNullEntry)) => &OTHER_FAST_CALLS,
         // The rest goes wrong in init, or not at all.
         _ => &AS_IT_SHOULD_BE,
     })
+}
+
+/// Eight letters, whether there is room for them or not.
+unsafe extern "C" fn describe_beyond(_: *mut Channel, text: *mut c_char, _: u32) -> u32 {
+    const WORD: [u8; 8] = *b"too long";
+    // SAFETY: not for every buffer, which is what is wrong; that of the suite has room.
+    unsafe { text.copy_from(WORD.as_ptr().cast(), WORD.len()) };
+    WORD.len() as u32
+}
+
+/// As much of a letter of two bytes as there is room for.
+unsafe extern "C" fn describe_in_halves(_: *mut Channel, text: *mut c_char, capacity: u32) -> u32 {
+    let letter = "µ".as_bytes();
+    let bytes = letter.len().min(capacity as usize);
+    // SAFETY: no more than there is room for.
+    unsafe { text.copy_from(letter.as_ptr().cast(), bytes) };
+    bytes as u32
 }
 
 /// Opens the device and gives a table of fast calls that is wrong.

@@ -5,10 +5,11 @@ use core::ptr::NonNull;
 
 use hcomm_transport_abi::{
     CAP_ALLOCATE, CAP_MAP, CAP_REGISTER, ChannelOptions, Connect, CountersV1, DescriptorV1,
-    DeviceAttributes, Fault, Host, Imported, NotifyLineV1, Posted, STATUS_MISSING_LIBRARY,
+    DeviceAttributes, Fault, Host, Imported, NotifyLineV1, PeerV1, Posted, STATUS_MISSING_LIBRARY,
     STATUS_MISSING_SYMBOL, STATUS_NO_DEVICE, Transport,
 };
 
+use crate::mapped;
 use crate::working::Loop;
 use crate::wrong::Wrong;
 
@@ -123,6 +124,14 @@ impl Transport for Faulty {
 
     fn connect(channel: &Self::Channel, peer: &[u8]) -> Result<Connect, Fault> {
         Loop::connect(channel, peer)
+    }
+
+    fn map_peer(channel: &Self::Channel) -> Result<PeerV1, Fault> {
+        mapped::map_peer(channel)
+    }
+
+    fn destroy_channel(channel: &Self::Channel) {
+        mapped::destroy(channel);
     }
 
     fn counters(device: &Self::Device) -> CountersV1 {

@@ -9,6 +9,7 @@
 
 mod export;
 mod faulty;
+mod mapped;
 mod wrong;
 
 #[path = "../../loop/src/channel.rs"]

@@ -60,6 +60,24 @@ ways! {
     FastNullEntry = "fast_null_entry",
     /// The device promises memory that can be allocated and registered; there are no such calls.
     FalseCapability = "false_capability",
+    /// Notifies of the peer are mapped, which the loop transport does not do; nothing is wrong.
+    MapPeer = "map_peer",
+    /// As `MapPeer`, for an end without a peer as well: its own lines.
+    MapEarly = "map_early",
+    /// As `MapPeer`, but the lines are those of the own end.
+    MapLines = "map_lines",
+    /// As `MapPeer`, with one notify more than there is.
+    MapNotifies = "map_notifies",
+    /// As `MapPeer`, with half the distance from line to line.
+    MapStride = "map_stride",
+    /// As `MapPeer`, with the bell of some other process.
+    MapBell = "map_bell",
+    /// As `MapPeer`, with a state that never changes.
+    MapState = "map_state",
+    /// The text of a channel is longer than the buffer, and is written all the same.
+    DescribeLong = "describe_long",
+    /// The text of a channel is cut in the middle of a letter.
+    DescribeCut = "describe_cut",
     /// Nothing is wrong.
     Nothing = "nothing",
 }
@@ -81,6 +99,20 @@ impl Wrong {
             .find(|wrong| wrong.word() == word)
             .map(Some)
             .ok_or(word)
+    }
+
+    /// Whether notifies of the peer are mapped, rightly or not.
+    pub(crate) const fn maps_peer(self) -> bool {
+        matches!(
+            self,
+            Self::MapPeer
+                | Self::MapEarly
+                | Self::MapLines
+                | Self::MapNotifies
+                | Self::MapStride
+                | Self::MapBell
+                | Self::MapState
+        )
     }
 
     /// Whether this way was asked for.

@@ -396,10 +396,11 @@ impl Channel {
         };
         // SAFETY: the channel is alive, the place is ours.
         let status = unsafe { (plugin.calls.map_peer)(self.0.handle.as_ptr(), &raw mut attr) };
-        let stride = attr.stride as usize / size_of::<abi::NotifyLineV1>();
-        if status != abi::STATUS_OK || stride == 0 {
+        let (stride, line) = (attr.stride as usize, size_of::<abi::NotifyLineV1>());
+        if status != abi::STATUS_OK || stride == 0 || !stride.is_multiple_of(line) {
             return None;
         }
+        let stride = stride / line;
         let is_here = attr.bell.is_null();
         let bell =
             NonNull::new(attr.bell.cast_mut()).or_else(|| Bell::process().ok().map(Bell::words))?;

@@ -63,6 +63,10 @@ impl Line {
 }
 
 impl End {
+    pub(crate) const fn number(&self) -> u64 {
+        self.number
+    }
+
     pub(crate) fn line(&self, index: u32) -> Option<&Line> {
         self.lines.get(index as usize)
     }
@@ -143,7 +147,7 @@ impl Channel {
     }
 
     pub(crate) fn number(&self) -> u64 {
-        self.end.number
+        self.end.number()
     }
 
     pub(crate) const fn opening(&self) -> &Arc<Opening> {

@@ -52,6 +52,10 @@ fn expect_loss(pair: &mut Pair, who: Who, channel: Id) -> Result<(), Stop> {
 /// After the loss: posts, flushes and imports end with an error that says so.
 fn expect_failures(pair: &mut Pair, case: &Case, who: Who, channel: Id) -> Result<(), Stop> {
     let gone = [ErrorKind::PeerLost, ErrorKind::LinkDown];
+    let recorded = pair.record(who, channel, 0, [0; 2])?;
+    ensure(!recorded, || {
+        "the peer is lost, and the state of `map_peer` says that the channel works".to_owned()
+    })?;
     if case.can(Capabilities::NOTIFY) {
         let request = Request::PostUntilError {
             channel,

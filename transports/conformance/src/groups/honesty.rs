@@ -14,6 +14,8 @@ use crate::raw::{self, RawPair, Table};
 use crate::side::{Ends, Op, Request};
 use crate::verdict::{Stop, ensure, ensure_eq, fail};
 
+use super::mapped;
+
 pub(crate) const CHECKS: &[Check] = &[
     check(
         "missing_operations_are_refused",
@@ -67,6 +69,11 @@ pub(crate) const CHECKS: &[Check] = &[
         Each::Device,
         unknown_operations,
     ),
+    check("mapped_peer", Each::Device, mapped::table),
+    check("mapped_notifies", Each::Placement, mapped::notifies),
+    check("mapped_notifies_wake", Each::Apart, mapped::wakes),
+    check("description_fits", Each::Device, mapped::description_fits),
+    check("description", Each::Placement, mapped::description),
 ];
 
 /// A kind of operation, what it needs, and an instance of it.
@@ -505,21 +512,18 @@ fn outstanding_notifies(case: &Case) -> Result<(), Stop> {
 
 fn transfer_limit(case: &Case) -> Result<(), Stop> {
     case.needs(Capabilities::WRITE)?;
-    let limit = usize::try_from(case.info().max_transfer_bytes).unwrap_or(usize::MAX);
-    if limit > 64 << 20 {
-        return Err(Stop::Skip(format!(
-            "max_transfer_bytes is {limit}: more than the suite allocates"
-        )));
-    }
+    let limit = case.info().max_transfer_bytes;
+    // A limit beyond all memory cannot be reached, but passed it can.
+    let largest = case.at_most(8 << 20);
     let kind = case.shared_kinds()?[0];
     let mut pair = case.pair()?;
     let channel = pair.channel(case.info().max_notifies.min(1))?;
-    let shared = pair.share(Who::Far, channel, kind, limit + 1)?;
-    let (memory, _) = pair.memory(Who::Near, kind, limit + 1)?;
+    let shared = pair.share(Who::Far, channel, kind, largest + 1)?;
+    let (memory, _) = pair.memory(Who::Near, kind, largest + 1)?;
     let content = Content::Bytes { seed: 3 };
-    pair.fill(Who::Near, memory, 0, limit + 1, content)?;
+    pair.fill(Who::Near, memory, 0, largest + 1, content)?;
     let at = ends(memory, 0, shared.import, 0);
-    let above = Op::Write(at, limit as u64 + 1, None);
+    let above = Op::Write(at, limit.saturating_add(1), None);
     let request = Request::PostOnce {
         channel,
         ops: vec![above],
@@ -527,10 +531,11 @@ fn transfer_limit(case: &Case) -> Result<(), Stop> {
     let failure = pair.refused(Who::Near, "a transfer above the limit", request)?;
     let kinds = [ErrorKind::InvalidArgument, ErrorKind::OutOfBounds];
     ensure(failure.is_one_of(&kinds), || failure.to_string())?;
-    pair.post(Who::Near, channel, vec![Op::Write(at, limit as u64, None)])?;
+    let write = Op::Write(at, largest as u64, None);
+    pair.post(Who::Near, channel, vec![write])?;
     pair.done(Who::Near, Request::Flush { channel })?;
-    pair.expect(Who::Far, shared.memory, 0, limit, content)?;
-    pair.expect(Who::Far, shared.memory, limit, 1, Content::Zero)
+    pair.expect(Who::Far, shared.memory, 0, largest, content)?;
+    pair.expect(Who::Far, shared.memory, largest, 1, Content::Zero)
 }
 
 /// As many descriptors as one post may carry, and more; the host's handles never hand over so many.
