@@ -15,6 +15,9 @@ use hcomm_types::{DataType, ReduceOp};
 
 const LARGEST: usize = 64 << 20;
 
+/// Bytes from a page's begin to that of memory from `malloc`.
+const AHEAD: usize = 16;
+
 const REDUCTIONS: [usize; 4] = [4 << 10, 64 << 10, 1 << 20, LARGEST];
 
 const COPIES: [usize; 9] = [
@@ -31,7 +34,7 @@ const COPIES: [usize; 9] = [
 
 /// Memory for the whole run, at the begin of a page, touched.
 fn memory() -> *mut u8 {
-    let layout = Layout::from_size_align(LARGEST, 4096).expect("a page is a power of two");
+    let layout = Layout::from_size_align(LARGEST + AHEAD, 4096).expect("a page is a power of two");
     // SAFETY: the size is not zero.
     let memory = unsafe { alloc_zeroed(layout) };
     assert!(!memory.is_null(), "no memory for {LARGEST} bytes");
@@ -83,6 +86,33 @@ fn main() {
         measure(&mut criterion, &mut best, "memcpy", bytes, 2, || unsafe {
             black_box(a).copy_to_nonoverlapping(black_box(d), black_box(bytes));
         });
+        // SAFETY: there are so many bytes more, here and in the next closure.
+        measure(
+            &mut criterion,
+            &mut best,
+            "memcpy, 16 on",
+            bytes,
+            2,
+            || unsafe {
+                black_box(a).copy_to_nonoverlapping(black_box(d.add(AHEAD)), black_box(bytes));
+            },
+        );
+        // SAFETY: as above.
+        measure(
+            &mut criterion,
+            &mut best,
+            "copy, 16 on",
+            bytes,
+            2,
+            || unsafe {
+                copy(
+                    black_box(d.add(AHEAD)),
+                    black_box(a),
+                    black_box(bytes),
+                    Hint::Local,
+                );
+            },
+        );
         for (name, hint) in [("copy", Hint::Local), ("hand over", Hint::HandOver)] {
             // SAFETY: as above.
             measure(&mut criterion, &mut best, name, bytes, 2, || unsafe {

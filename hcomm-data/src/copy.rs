@@ -1,7 +1,8 @@
 //! Copies by loads and stores, with the instructions that suit size and reader.
 //!
 //! * Up to 64 bytes: a few loads and stores in line, no call.
-//! * Above: the C library's `memcpy`, which no loop of ours beat while the data stays in caches.
+//! * Above: the C library's `memcpy`, which no loop of ours beat while the data stays in caches; but
+//!   not where the processor is bad at what it does (see [`lies_ahead`]).
 //! * Where the result had better not stay in this core's caches: non-temporal stores, which go to
 //!   memory without reading the line first. See [`Hint`] for when that is.
 
@@ -34,6 +35,10 @@ type Sixteen = u128;
 /// Bytes that are copied in line.
 const SMALL: usize = 64;
 
+/// From how many bytes on the C library may copy by `rep movsb`: glibc's number for processors that
+/// say that they are fast at it.
+const STRING_FROM: usize = 2112;
+
 /// Copies `bytes` bytes.
 ///
 /// When it returns, all of it is ordered before every later release store of this thread: it ends
@@ -50,10 +55,23 @@ pub unsafe fn copy(dst: *mut u8, src: *const u8, bytes: usize, hint: Hint) {
     } else if bytes >= HAND_OVER_FROM && hint.streams(bytes, 2) {
         // SAFETY: the caller's promise.
         unsafe { stream(dst, src, bytes) }
+    } else if bytes >= STRING_FROM && lies_ahead(dst, src) {
+        // SAFETY: the caller's promise.
+        unsafe { copy_lines::<false>(dst, src, bytes) }
     } else {
         // SAFETY: the caller's promise.
         unsafe { std::ptr::copy_nonoverlapping(src, dst, bytes) }
     }
+}
+
+/// Whether `dst` lies less than 32 bytes further in its page than `src`. There `rep movsb` goes byte
+/// by byte on a Zen 3: 16 KiB are copied at 2.7 GB/s instead of 87, and at 47 by [`copy_lines`]. It
+/// is a frequent case: what was allocated with `malloc` begins 16 bytes behind a page's begin, and
+/// shared memory at it.
+#[inline]
+fn lies_ahead(dst: *mut u8, src: *const u8) -> bool {
+    const PAGE: usize = 4096;
+    cfg!(target_arch = "x86_64") && (1..32).contains(&(dst.addr().wrapping_sub(src.addr()) % PAGE))
 }
 
 impl Hint {
@@ -159,7 +177,18 @@ fn last_level_cache() -> usize {
 /// As for [`copy`]; at least 64 bytes.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 unsafe fn stream(dst: *mut u8, src: *const u8, bytes: usize) {
-    use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
+    // SAFETY: the caller's promise.
+    unsafe { copy_lines::<true>(dst, src, bytes) }
+    fence_streams();
+}
+
+/// Copies line by line, into the caches or with `STREAM` past them.
+///
+/// # Safety
+/// As for [`copy`]; at least 64 bytes.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+unsafe fn copy_lines<const STREAM: bool>(dst: *mut u8, src: *const u8, bytes: usize) {
+    use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_store_si128, _mm_stream_si128};
     const LINE: usize = 64;
     let head = dst.addr().wrapping_neg() % LINE;
     // SAFETY: the caller's promise: head, whole lines and tail are parts of the ranges, and the
@@ -173,16 +202,29 @@ unsafe fn stream(dst: *mut u8, src: *const u8, bytes: usize) {
             let from = from.add(line * LINE).cast::<__m128i>();
             let parts = [0, 1, 2, 3].map(|i| _mm_loadu_si128(from.add(i)));
             for (i, part) in parts.into_iter().enumerate() {
-                _mm_stream_si128(to.add(i), part);
+                if STREAM {
+                    _mm_stream_si128(to.add(i), part);
+                } else {
+                    _mm_store_si128(to.add(i), part);
+                }
             }
         }
         let done = head + lines * LINE;
         copy_small(dst.add(done), src.add(done), bytes - done);
     }
-    fence_streams();
 }
 
 /// Copies; there is no other way on this kind of machine yet.
+///
+/// # Safety
+/// As for [`copy`].
+#[cfg(not(all(target_arch = "x86_64", not(miri))))]
+unsafe fn copy_lines<const STREAM: bool>(dst: *mut u8, src: *const u8, bytes: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { std::ptr::copy_nonoverlapping(src, dst, bytes) }
+}
+
+/// As [`copy_lines`].
 ///
 /// # Safety
 /// As for [`copy`].
@@ -298,8 +340,38 @@ mod tests {
             for shift in (0..64).step_by(step) {
                 check(stream, bytes, shift, 0);
                 check(stream, bytes, 7, shift);
+                check(copy_lines::<false>, bytes, shift, 0);
+                check(copy_lines::<false>, bytes, 7, shift);
             }
         }
+    }
+
+    #[test]
+    fn a_target_a_few_bytes_further_in_its_page_is_noticed_and_gets_the_same() {
+        let room: Vec<u8> = (0..8 * 4096).map(|i| (i * 31 + i / 251) as u8).collect();
+        let mut target = vec![0u8; 8 * 4096];
+        let page = |memory: &[u8]| memory.as_ptr().align_offset(4096);
+        let (from, to) = (page(&room), page(&target));
+        for (ahead, noticed) in [(0, false), (1, true), (16, true), (31, true), (32, false)] {
+            for bytes in [STRING_FROM - 1, STRING_FROM, 4096, 3 * 4096 + 5] {
+                let (source, dst) = (&room[from + 4096..], &mut target[to + ahead..]);
+                assert_eq!(
+                    lies_ahead(dst.as_mut_ptr(), source.as_ptr()),
+                    noticed,
+                    "{ahead}"
+                );
+                dst.fill(0xa5);
+                // SAFETY: two vectors of eight pages.
+                unsafe { copy(dst.as_mut_ptr(), source.as_ptr(), bytes, Hint::Local) };
+                assert!(dst[..bytes] == source[..bytes], "{ahead} {bytes}");
+                assert!(dst[bytes..].iter().all(|&byte| byte == 0xa5));
+            }
+        }
+        // The other way round it is fast.
+        assert!(!lies_ahead(
+            target[to..].as_mut_ptr(),
+            room[from + 16..].as_ptr()
+        ));
     }
 
     #[test]

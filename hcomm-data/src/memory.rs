@@ -285,10 +285,11 @@ pub(crate) fn fill(dst: Place<'_>, bytes: &[u8]) {
     // SAFETY: the place exists and is registered memory, to which no reference lives, so `bytes`
     // is elsewhere.
     unsafe {
-        std::ptr::copy_nonoverlapping(
-            bytes.as_ptr(),
+        crate::copy::copy(
             dst.address.as_ptr(),
+            bytes.as_ptr(),
             bytes.len().min(dst.bytes),
+            Hint::Local,
         );
     }
 }
@@ -298,10 +299,11 @@ pub(crate) fn fetch(bytes: &mut [u8], src: Place<'_>) {
     debug_assert_eq!(src.bytes, bytes.len());
     // SAFETY: as in `fill`.
     unsafe {
-        std::ptr::copy_nonoverlapping(
-            src.address.as_ptr(),
+        crate::copy::copy(
             bytes.as_mut_ptr(),
+            src.address.as_ptr(),
             bytes.len().min(src.bytes),
+            Hint::Local,
         );
     }
 }
