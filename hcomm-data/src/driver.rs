@@ -37,6 +37,8 @@ thread_local! {
     static LISTED: Cell<usize> = const { Cell::new(0) };
     /// Waits that ended before the devices had their turn, in a row.
     static SHORT_WAITS: Cell<u32> = const { Cell::new(0) };
+    /// When it was last looked at what rings no bell.
+    static CHECKED: Cell<Nanos> = const { Cell::new(Nanos(0)) };
 }
 
 /// Number of this OS thread; never that of another one, also of one that has ended.
@@ -270,12 +272,21 @@ where
         } else {
             let paused = self.pause();
             look_at_clock |= paused != Paused::Spun;
-            if paused == Paused::Slept {
-                // What has arrived counts, even if its sender is gone by now.
-                progress(&self.devices);
-                self.drive();
-                check(self.queues.clone());
-                self.collect_devices();
+            match paused {
+                Paused::Spun => {}
+                // Before a sleep, not after it: who was woken is in a hurry.
+                Paused::Yielded => {
+                    check_if_due(self.queues.clone(), self.domain.waiter().now());
+                }
+                Paused::Slept => {
+                    // What has arrived counts, even if its sender is gone by now.
+                    if progress(&self.devices) | self.drive() {
+                        self.phase.restart();
+                    } else {
+                        check(self.queues.clone(), self.domain.waiter().now());
+                    }
+                    self.collect_devices();
+                }
             }
         }
         if look_at_clock {
@@ -342,9 +353,21 @@ where
     }
 }
 
+/// [`check`], unless this OS thread has done so a moment ago.
+pub(crate) fn check_if_due<'a>(waited: impl Iterator<Item = &'a Arc<Queue>>, now: Nanos) {
+    /// As long as a sleep.
+    const EVERY: Duration = Duration::from_millis(20);
+    let last = CHECKED.get();
+    // Each domain may have a clock of its own.
+    if now < last || now.since(last) >= EVERY {
+        check(waited, now);
+    }
+}
+
 /// Looks at what rings no bell: whether the peers live, whether the links work. For all queues of
 /// this OS thread with something left to do, and for some that are waited for.
-pub(crate) fn check<'a>(waited: impl Iterator<Item = &'a Arc<Queue>>) {
+pub(crate) fn check<'a>(waited: impl Iterator<Item = &'a Arc<Queue>>, now: Nanos) {
+    CHECKED.set(now);
     let busy: SmallVec<[Arc<Queue>; 16]> = HERE.with(|here| {
         let mut all: SmallVec<_> = here.busy.borrow().iter().cloned().collect();
         for queue in waited.filter(|queue| !is_served(queue)) {

@@ -304,7 +304,7 @@ impl Worker {
         loop {
             turns = turns.wrapping_add(1);
             if turns.is_multiple_of(TURNS_A_CHECK) {
-                driver::check(std::iter::empty());
+                driver::check(std::iter::empty(), self.waiter.now());
                 self.look_at_clock(served);
             }
             if self.changed.load(Ordering::Relaxed) {
@@ -350,12 +350,19 @@ impl Worker {
             }
             rounds = rounds.wrapping_add(1);
             let paused = self.pause(served, &mut phase, &devices);
-            if paused == Paused::Slept {
-                // What has arrived counts, even if its sender is gone by now.
-                driver::progress(&devices);
-                drive(served);
-                driver::check(std::iter::empty());
-                stale = true;
+            match paused {
+                Paused::Spun => {}
+                // Before a sleep, not after it: who was woken is in a hurry.
+                Paused::Yielded => driver::check_if_due(std::iter::empty(), self.waiter.now()),
+                Paused::Slept => {
+                    // What has arrived counts, even if its sender is gone by now.
+                    if driver::progress(&devices) | drive(served) {
+                        phase = fresh();
+                    } else {
+                        driver::check(std::iter::empty(), self.waiter.now());
+                    }
+                    stale = true;
+                }
             }
             if paused != Paused::Spun || rounds.is_multiple_of(ROUNDS_A_LOOK) {
                 self.look_at_clock(served);

@@ -21,7 +21,7 @@ pub trait Waiter: Send + Sync + fmt::Debug {
     fn now(&self) -> Nanos;
 
     /// Called after a look that found nothing to do. Returns when it is worth to look again: at
-    /// once, when something rang, when a watched descriptor is ready, or at the latest a slice
+    /// once, when something rang, when a watched descriptor is ready, or at the latest some slices
     /// later, so that the caller can look at what rings no bell (deaths, deadlines).
     fn pause(&self, phase: &mut Phase, watch: &mut Watch<'_>) -> Paused;
 
@@ -118,13 +118,25 @@ pub struct WaitPolicy {
     pub spins: u32,
     /// Yields before the first sleep.
     pub yields: u32,
-    /// Longest sleep in one piece.
+    /// First sleeps in one piece; when a wait goes on, they become up to
+    /// [`LONGEST_SLICES`](Self::LONGEST_SLICES) times as long.
     pub slice: Duration,
     /// Cores that each rank has beyond its first.
     pub spare: usize,
 }
 
 impl WaitPolicy {
+    /// The longest sleep, in slices: each piece costs some system calls with cold caches, and who
+    /// has waited for a second can learn of a death a tenth of a second later.
+    pub const LONGEST_SLICES: u32 = 5;
+    /// Sleeps of one length, before they become a slice longer.
+    const SLEEPS_A_LENGTH: u32 = 4;
+
+    /// The length of a sleep, after so many before it in the same wait.
+    fn sleep_after(self, sleeps: u32) -> Duration {
+        self.slice * (1 + sleeps / Self::SLEEPS_A_LENGTH).min(Self::LONGEST_SLICES)
+    }
+
     /// For a process on a host where `local_ranks` ranks share `cores` cores. With a core for each
     /// rank a spin is the fastest way to see a notify; without, whoever spins keeps the one it
     /// waits for from running.
@@ -178,10 +190,11 @@ impl SystemWaiter {
         })
     }
 
-    fn sleep(&self, watch: &mut Watch<'_>) -> Paused {
-        let slice = match watch.until.moment() {
-            Some(end) => end.since(self.now()).min(self.policy.slice),
-            None => self.policy.slice,
+    /// `sleeps` is how many there were before.
+    fn sleep(&self, sleeps: u32, watch: &mut Watch<'_>) -> Paused {
+        let until_end = |slice: Duration| match watch.until.moment() {
+            Some(end) => end.since(self.now()).min(slice),
+            None => slice,
         };
         let watched: Vec<BorrowedFd<'_>> = watch
             .devices
@@ -190,8 +203,11 @@ impl SystemWaiter {
             .filter_map(Device::wake_fd)
             .collect();
         let slept = if watched.is_empty() && watch.interests.is_empty() {
+            let slice = until_end(self.policy.sleep_after(sleeps));
             self.bell.sleep(slice, watch.look)
         } else {
+            // Of several threads that poll, one may take a ring from another.
+            let slice = until_end(self.policy.slice);
             let (devices, look) = (watch.devices, &mut *watch.look);
             // A device that has something already must not be slept on.
             let mut arm_and_look = || {
@@ -236,12 +252,14 @@ impl Waiter for SystemWaiter {
         phase.rounds = round.saturating_add(1);
         if round < self.policy.spins {
             std::hint::spin_loop();
-            Paused::Spun
-        } else if round < self.policy.spins + self.policy.yields {
-            std::thread::yield_now();
-            Paused::Yielded
-        } else {
-            self.sleep(watch)
+            return Paused::Spun;
+        }
+        match (round - self.policy.spins).checked_sub(self.policy.yields) {
+            None => {
+                std::thread::yield_now();
+                Paused::Yielded
+            }
+            Some(sleeps) => self.sleep(sleeps, watch),
         }
     }
 
@@ -318,6 +336,18 @@ mod tests {
         flag.store(true, Ordering::Release);
         waiter.wake();
         other.join().unwrap();
+    }
+
+    #[test]
+    fn sleeps_become_longer_and_no_longer_than_that() {
+        let policy = WaitPolicy::for_load(2, 2);
+        let lengths: Vec<u128> = (0..30)
+            .map(|sleeps| policy.sleep_after(sleeps).as_millis())
+            .collect();
+        assert_eq!(lengths[..6], [20, 20, 20, 20, 40, 40]);
+        assert_eq!(lengths[29], 100);
+        assert!(lengths.is_sorted());
+        assert_eq!(policy.sleep_after(u32::MAX).as_millis(), 100);
     }
 
     #[test]
