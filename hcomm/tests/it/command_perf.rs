@@ -43,8 +43,13 @@ fn sorted<const N: usize>(mut names: [&str; N]) -> [&str; N] {
     names
 }
 
-/// Checks everything that holds for every report; returns it.
+/// Checks everything that holds for every report by the engine cpu; returns it.
 fn checked(stdout: &str, op: &str, ranks: u64) -> Value {
+    checked_on("cpu", stdout, op, ranks)
+}
+
+/// Checks everything that holds for every report; returns it.
+fn checked_on(engine: &str, stdout: &str, op: &str, ranks: u64) -> Value {
     assert_eq!(stdout.lines().count(), 1, "more than the JSON: {stdout}");
     let report: Value = serde_json::from_str(stdout).unwrap();
     let expected = sorted([
@@ -64,7 +69,7 @@ fn checked(stdout: &str, op: &str, ranks: u64) -> Value {
     assert_eq!(sorted_keys(&report), expected);
     assert_eq!(report["op"], op);
     assert_eq!(report["ranks"], ranks);
-    assert_eq!(report["engine"], "cpu");
+    assert_eq!(report["engine"], engine);
     for row in report["rows"].as_array().unwrap() {
         let expected = sorted([
             "bytes",
@@ -76,6 +81,7 @@ fn checked(stdout: &str, op: &str, ranks: u64) -> Value {
             "busbw_gbps",
             "msgrate_mps",
             "handover_ns",
+            "idle_percent",
             "against",
             "wrong",
         ]);
@@ -232,6 +238,75 @@ fn streams_and_consumers_measure_and_check() {
             assert!((rate / expected - 1.0).abs() < 1e-9, "{row}");
         }
     }
+}
+
+/// Every memory by every engine, for what moves data.
+#[test]
+fn every_memory_measures_and_checks_on_every_engine() {
+    const PAIRS: [&str; 8] = [
+        "send_recv",
+        "write",
+        "read",
+        "write_notify",
+        "batch_write --batch 9",
+        "write_reduce -o max",
+        "read_reduce -d bf16",
+        "write_notify --stream 9 --consume",
+    ];
+    const OTHERS: [&str; 8] = [
+        "all_reduce",
+        "all_reduce --in-place",
+        "all_gather",
+        "all_gather --in-place",
+        "reduce_scatter --in-place",
+        "broadcast -r 1",
+        "local_copy",
+        "local_reduce",
+    ];
+    for memory in ["ours", "user", "symmetric"] {
+        for engine in ["cpu", "cpu_ts"] {
+            for (ranks, ops) in [(2, PAIRS), (3, OTHERS)] {
+                for op in ops {
+                    let stdout = perf(&format!(
+                        "{op} --memory {memory} --engine {engine} -p {ranks} -b 4 -e 40K -f 100 \
+                         -n 3 -w 1 --json -"
+                    ));
+                    let name = op.split(' ').next().unwrap();
+                    let report = checked_on(engine, &stdout, name, ranks);
+                    assert_eq!(report["memory"], memory, "{op}");
+                    assert_eq!(report["rows"].as_array().unwrap().len(), 3, "{op}");
+                }
+            }
+        }
+    }
+    let stdout = perf("barrier -p 3 --engine cpu_ts -n 3 --json -");
+    checked_on("cpu_ts", &stdout, "barrier", 3);
+}
+
+/// What a wake takes beside the bare one, and what a rank uses that waits.
+#[test]
+fn a_wake_is_measured_beside_the_bare_one() {
+    for (options, engine) in [
+        ("", "cpu"),
+        (" --threads", "cpu"),
+        (" --engine cpu_ts", "cpu_ts"),
+    ] {
+        let stdout = perf(&format!("wake{options} -n 5 -w 1 --json -"));
+        let report = checked_on(engine, &stdout, "wake", 2);
+        let row = &report["rows"][0];
+        assert_eq!(row["iters"], 5, "{row}");
+        assert_eq!(row["against"]["op"], "futex_wake", "{row}");
+        let positive = |value: &Value| 0.0 < value.as_f64().unwrap();
+        assert!(positive(&row["against"]["time_us"]["median"]), "{row}");
+        assert!(positive(&row["against"]["ratio"]), "{row}");
+        // It sleeps: if it span or yielded all the time, it would use a core, or its share of one.
+        let idle = row["idle_percent"].as_f64().unwrap();
+        assert!((0.0..10.0).contains(&idle), "{row}");
+    }
+    let table = perf("futex_wake --against notify -n 3 -w 1");
+    assert!(table.contains("against notify"), "{table}");
+    assert!(!table.contains("of a core"), "{table}");
+    assert!(perf("wake -n 2 -w 0").contains("of a core"));
 }
 
 #[test]
@@ -510,10 +585,12 @@ fn wrong_usage_ends_with_2_and_names_what_is_wrong() {
         ("perf all_reduce -o avg", "avg"),
         ("perf broadcast -p 2 -r 2", "-r 2"),
         ("perf send_recv -p 3", "3"),
-        ("perf all_reduce --engine cpu_ts", "cpu_ts"),
+        ("perf futex_wake --engine cpu_ts", "cpu_ts"),
         ("perf all_reduce --stream 64", "--stream"),
         ("perf barrier --consume", "--consume"),
-        ("perf all_reduce --memory ours", "--memory"),
+        ("perf barrier --memory user", "--memory"),
+        ("perf notify --memory symmetric", "symmetric"),
+        ("perf wake --stream 2", "--stream"),
         ("perf write --memory nowhere", "nowhere"),
         ("perf all_reduce --frobnicate", "frobnicate"),
         ("perf all_reduce --algo nonsense", "nonsense"),

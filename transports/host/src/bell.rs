@@ -106,48 +106,11 @@ impl Bell {
     }
 
     fn make() -> Result<Self> {
-        let limit = |what: &str, error: rustix::io::Errno| {
-            Error::new(
-                ErrorKind::LimitReached,
-                format!("{what} for the bell: {error}"),
-            )
-            .hint("look at `ulimit -n` and at the free memory")
-        };
-        let bytes = 4096;
-        let memfd = memfd_create(
-            "hcomm-bell",
-            MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
-        )
-        .map_err(|e| limit("memfd_create", e))?;
-        ftruncate(&memfd, bytes as u64).map_err(|e| limit("ftruncate", e))?;
-        // A peer holds this descriptor: it must not be able to take the page from under us.
-        rustix::fs::fcntl_add_seals(
-            &memfd,
-            rustix::fs::SealFlags::SHRINK | rustix::fs::SealFlags::GROW,
-        )
-        .map_err(|e| limit("sealing", e))?;
+        let (memfd, page) = sealed_page("hcomm-bell")?;
         let eventfd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|e| limit("eventfd", e))?;
-        // SAFETY: a new mapping at an address of the kernel's choice touches nothing else.
-        let words = unsafe {
-            mmap(
-                std::ptr::null_mut(),
-                bytes,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED,
-                &memfd,
-                0,
-            )
-        }
-        .map_err(|e| limit("mmap", e))?;
-        let words = NonNull::new(words.cast()).ok_or_else(|| {
-            Error::new(
-                ErrorKind::Internal,
-                "the kernel mapped the bell at address 0",
-            )
-        })?;
         let bell = Self {
-            words,
+            words: page.cast(),
             memfd,
             eventfd,
         };
@@ -194,6 +157,50 @@ impl fmt::Debug for Bell {
             .field("pollers", self.pollers())
             .finish_non_exhaustive()
     }
+}
+
+/// Bytes of memory that peers sleep on.
+pub(crate) const PAGE_BYTES: usize = 4096;
+
+/// A page of zeros in memory of its own, and where it is mapped.
+pub(crate) fn sealed_page(name: &str) -> Result<(OwnedFd, NonNull<u8>)> {
+    let memfd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+        .map_err(|e| limit("memfd_create", e))?;
+    ftruncate(&memfd, PAGE_BYTES as u64).map_err(|e| limit("ftruncate", e))?;
+    // A peer holds this descriptor: it must not be able to take the page from under us.
+    rustix::fs::fcntl_add_seals(
+        &memfd,
+        rustix::fs::SealFlags::SHRINK | rustix::fs::SealFlags::GROW,
+    )
+    .map_err(|e| limit("sealing", e))?;
+    let page = map_page(&memfd)?;
+    Ok((memfd, page))
+}
+
+/// Maps the page of this memory.
+pub(crate) fn map_page(memfd: &OwnedFd) -> Result<NonNull<u8>> {
+    // SAFETY: a new mapping at an address of the kernel's choice touches nothing else.
+    let page = unsafe {
+        mmap(
+            std::ptr::null_mut(),
+            PAGE_BYTES,
+            ProtFlags::READ | ProtFlags::WRITE,
+            MapFlags::SHARED,
+            memfd,
+            0,
+        )
+    }
+    .map_err(|e| limit("mmap", e))?;
+    NonNull::new(page.cast())
+        .ok_or_else(|| Error::new(ErrorKind::Internal, "the kernel mapped a page at address 0"))
+}
+
+fn limit(what: &str, error: rustix::io::Errno) -> Error {
+    Error::new(
+        ErrorKind::LimitReached,
+        format!("{what} for a page to sleep on: {error}"),
+    )
+    .hint("look at `ulimit -n` and at the free memory")
 }
 
 #[cfg(test)]

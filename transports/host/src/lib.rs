@@ -7,7 +7,8 @@
 //!   calls the tables. Where a link maps the peer's notifies, [`Channel::record`] stores there
 //!   itself.
 //! * [`Waiter`] is the one place where the library sleeps, and the clock beside it. [`Bell`] is
-//!   what wakes it. [`barrier`] is why ringing it needs no fence.
+//!   what wakes it. [`barrier`] is why ringing it needs no fence. [`FutexWord`] is for measurements:
+//!   the kernel's sleep and wake without all that.
 //!
 //! Nothing is ever unloaded: thread-locals of a library keep it alive in ways that no unloader can
 //! see, so a loaded plugin stays until the process ends.
@@ -18,6 +19,7 @@ mod channel;
 mod counts;
 mod device;
 mod find;
+mod floor;
 mod load;
 mod plugin;
 mod raw;
@@ -33,6 +35,7 @@ mod words;
 pub use bell::Bell;
 pub use channel::{Channel, Connecting, Descriptor, Importing, NotifyWord, Posted};
 pub use device::{Capabilities, Device, DeviceInfo, Lane};
+pub use floor::FutexWord;
 pub use plugin::{Plugin, Source};
 pub use region::{Import, Region, UserMemory, WeakRegion};
 pub use transports::{Candidate, LoadOptions, Outcome, Selection, SelectionError, Transports};

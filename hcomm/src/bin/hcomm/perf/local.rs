@@ -4,6 +4,7 @@ use hcomm::Communicator;
 use hcomm_data::{Slice, Thread};
 use hcomm_types::{Rank, Result};
 
+use super::held::Held;
 use super::pattern::{Reduction, fill, sum_u64, wrong_copies};
 use super::worker::{Case, Plan, as_length, buffer};
 use super::{PerfArgs, PerfOp};
@@ -16,19 +17,22 @@ pub(super) struct Bench<'a> {
     thread: Thread,
     /// Two operands and the result.
     parts: [Slice; 3],
+    /// Where they lie.
+    _memory: Held<'a>,
 }
 
 impl<'a> Bench<'a> {
-    /// Allocates memory for the largest size.
+    /// Memory for the largest size.
     ///
     /// # Errors
-    /// `LimitReached`.
+    /// Those of [`Held::new`].
     pub(super) fn new(args: &PerfArgs, comm: &'a Communicator) -> Result<Self> {
         let largest = args.counts(comm.size()).into_iter().max().unwrap_or(0);
         let part = as_length((largest * args.dtype.size() as u64).max(1))?
             .checked_next_multiple_of(4096)
             .unwrap_or(usize::MAX);
-        let memory = comm.allocate(&args.tag(), part.saturating_mul(3))?;
+        let held = Held::new(args, comm, part.saturating_mul(3))?;
+        let memory = held.slice();
         Ok(Self {
             comm,
             thread: comm.thread_on(args.engine.engine(), 0)?,
@@ -37,6 +41,7 @@ impl<'a> Bench<'a> {
                 memory.sub(part..2 * part)?,
                 memory.sub(2 * part..3 * part)?,
             ],
+            _memory: held,
         })
     }
 

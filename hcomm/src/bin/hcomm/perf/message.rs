@@ -4,9 +4,10 @@ use hcomm::Communicator;
 use hcomm_data::{Engine, Slice, Thread};
 use hcomm_types::{DataType, Rank, Result};
 
+use super::PerfArgs;
+use super::held::Held;
 use super::pattern::{fill, sum_u64, wrong_copies};
 use super::worker::{Case, Plan, as_length, buffer};
-use super::{Memory, PerfArgs};
 
 const POISON: u8 = 0xa5;
 
@@ -21,12 +22,13 @@ pub(super) fn plan<'a>(args: &PerfArgs, comm: &'a Communicator, count: u64) -> R
         peer: Rank(comm.rank().0 ^ 1),
         dtype: args.dtype,
         stream: args.stream,
-        memory: match args.memory() {
-            Memory::User => Boxes::Users {
+        memory: if args.blocks() {
+            Boxes::Users {
                 outbox: buffer(bytes)?,
                 inbox: buffer(bytes)?,
-            },
-            Memory::Ours => Boxes::ours(args, comm, as_length(bytes)?)?,
+            }
+        } else {
+            Boxes::slices(args, comm, as_length(bytes)?)?
         },
         consumes: args.consume,
         consumed: 0,
@@ -50,38 +52,39 @@ struct Messages<'a> {
     dtype: DataType,
     /// Messages before the answer; none of that: one run is a round trip.
     stream: Option<u32>,
-    memory: Boxes,
+    memory: Boxes<'a>,
     consumes: bool,
     /// Sum of everything that was consumed.
     consumed: u64,
 }
 
 /// What is sent, and where is received.
-enum Boxes {
+enum Boxes<'a> {
     Users {
         outbox: Vec<u8>,
         inbox: Vec<u8>,
     },
-    Ours {
+    Slices {
         /// Of a worker; otherwise the communicator's own.
         thread: Option<Thread>,
         outbox: Slice,
         inbox: Slice,
+        _memory: Held<'a>,
     },
 }
 
-impl Boxes {
-    fn ours(args: &PerfArgs, comm: &Communicator, bytes: usize) -> Result<Self> {
-        let memory = comm.allocate(&args.tag(), (2 * bytes).max(1))?;
-        comm.forget(&args.tag())?;
+impl<'a> Boxes<'a> {
+    fn slices(args: &PerfArgs, comm: &'a Communicator, bytes: usize) -> Result<Self> {
+        let held = Held::new(args, comm, bytes.saturating_mul(2))?;
         let thread = match args.engine.engine() {
             Engine::Cpu => None,
             engine => Some(comm.thread_on(engine, 0)?),
         };
-        Ok(Self::Ours {
+        Ok(Self::Slices {
             thread,
-            outbox: memory.sub(0..bytes)?,
-            inbox: memory.sub(bytes..2 * bytes)?,
+            outbox: held.slice().sub(0..bytes)?,
+            inbox: held.slice().sub(bytes..2 * bytes)?,
+            _memory: held,
         })
     }
 }
@@ -94,7 +97,7 @@ impl Messages<'_> {
     fn send(&self) -> Result<()> {
         match &self.memory {
             Boxes::Users { outbox, .. } => self.comm.send(outbox, self.peer),
-            Boxes::Ours { thread, outbox, .. } => match thread {
+            Boxes::Slices { thread, outbox, .. } => match thread {
                 None => self.comm.send_slice(outbox, self.peer, DataType::U8),
                 Some(thread) => {
                     self.comm.send_on(thread, outbox, self.peer, DataType::U8)?;
@@ -107,7 +110,7 @@ impl Messages<'_> {
     fn recv(&mut self) -> Result<()> {
         match &mut self.memory {
             Boxes::Users { inbox, .. } => self.comm.recv(inbox, self.peer)?,
-            Boxes::Ours { thread, inbox, .. } => match thread {
+            Boxes::Slices { thread, inbox, .. } => match thread {
                 None => self.comm.recv_slice(inbox, self.peer, DataType::U8)?,
                 Some(thread) => {
                     self.comm.recv_on(thread, inbox, self.peer, DataType::U8)?;
@@ -118,7 +121,7 @@ impl Messages<'_> {
         if self.consumes {
             let sum = match &self.memory {
                 Boxes::Users { inbox, .. } => sum_u64(inbox),
-                Boxes::Ours { inbox, .. } => inbox.sum_u64(),
+                Boxes::Slices { inbox, .. } => inbox.sum_u64(),
             };
             self.consumed = self.consumed.wrapping_add(sum);
         }
@@ -133,7 +136,7 @@ impl Messages<'_> {
                 fill(outbox, dtype, rank, 0);
                 inbox.fill(POISON);
             }
-            Boxes::Ours { outbox, inbox, .. } => {
+            Boxes::Slices { outbox, inbox, .. } => {
                 let mut bytes = buffer(outbox.bytes() as u64)?;
                 fill(&mut bytes, dtype, rank, 0);
                 outbox.copy_from(&bytes)?;
@@ -147,7 +150,7 @@ impl Messages<'_> {
     fn received(&self) -> Result<Vec<u8>> {
         Ok(match &self.memory {
             Boxes::Users { inbox, .. } => inbox.clone(),
-            Boxes::Ours { inbox, .. } => {
+            Boxes::Slices { inbox, .. } => {
                 let mut bytes = buffer(inbox.bytes() as u64)?;
                 inbox.copy_to(&mut bytes)?;
                 bytes

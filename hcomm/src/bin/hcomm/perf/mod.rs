@@ -6,11 +6,13 @@
 
 mod collective;
 mod handover;
+mod held;
 mod local;
 mod message;
 mod pattern;
 mod primitive;
 mod report;
+mod wake;
 mod worker;
 
 use std::fs::OpenOptions;
@@ -51,7 +53,8 @@ pub(crate) struct PerfArgs {
     /// Bytes between sizes, instead of a factor
     #[arg(short = 'i', long = "step", value_parser = parse_bytes)]
     step: Option<u64>,
-    /// Measured iterations a size [default: as many as take 0.1 s, but at least 20]. They are timed
+    /// Measured iterations a size [default: as many as take 0.1 s, but at least 20, and 200 of wake
+    /// and futex_wake]. They are timed
     /// in up to 20 groups, each of which gives one time
     #[arg(short = 'n', long = "iterations",
           value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
@@ -90,10 +93,10 @@ pub(crate) struct PerfArgs {
     #[arg(long, value_name = "MESSAGES", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     stream: Option<u32>,
     /// Measure another operation as well, in turn with the first, and show how many times as long
-    /// as this one the first takes
+    /// as this one the first takes [default: futex_wake for wake, else none]
     #[arg(long, value_enum, value_name = "OP")]
     against: Option<PerfOp>,
-    /// Memory that data lies in [default: ours for primitives, else user]
+    /// Memory that data lies in [default: user for collectives and send_recv, else ours]
     #[arg(long, value_enum)]
     memory: Option<Memory>,
     /// The receiver reads every byte that it has received before it answers
@@ -145,6 +148,11 @@ pub(crate) enum PerfOp {
     LocalCopy,
     /// Combination of two operands inside a rank
     LocalReduce,
+    /// From a notify until a rank that sleeps goes on, and what it uses while it sleeps, pairs of
+    /// ranks
+    Wake,
+    /// The same by the kernel's futex alone: what no wait can beat
+    FutexWake,
 }
 
 impl PerfOp {
@@ -165,6 +173,8 @@ impl PerfOp {
             Self::Notify => "notify",
             Self::LocalCopy => "local_copy",
             Self::LocalReduce => "local_reduce",
+            Self::Wake => "wake",
+            Self::FutexWake => "futex_wake",
         }
     }
 
@@ -180,7 +190,14 @@ impl PerfOp {
                 | Self::WriteReduce
                 | Self::ReadReduce
                 | Self::Notify
+                | Self::Wake
+                | Self::FutexWake
         )
+    }
+
+    /// Whether a rank falls asleep in it.
+    const fn sleeps(self) -> bool {
+        matches!(self, Self::Wake | Self::FutexWake)
     }
 
     /// Whether each rank works for itself.
@@ -190,7 +207,10 @@ impl PerfOp {
 
     /// Whether it moves no data.
     const fn moves_nothing(self) -> bool {
-        matches!(self, Self::Barrier | Self::Notify)
+        matches!(
+            self,
+            Self::Barrier | Self::Notify | Self::Wake | Self::FutexWake
+        )
     }
 
     /// Ranks to start, if nobody says how many.
@@ -224,8 +244,11 @@ impl PerfOp {
 enum Memory {
     /// Allocated by the communicator
     Ours,
-    /// The caller's own
+    /// The caller's own: registered, or for blocking calls (collectives, send_recv, engine cpu) as
+    /// it is
     User,
+    /// A window: memory of one size on every rank
+    Symmetric,
 }
 
 impl Memory {
@@ -233,6 +256,7 @@ impl Memory {
         match self {
             Self::Ours => "ours",
             Self::User => "user",
+            Self::Symmetric => "symmetric",
         }
     }
 }
@@ -348,12 +372,36 @@ impl PerfArgs {
 
     /// The operation to measure in turn.
     fn other(&self) -> Option<Self> {
-        let op = self.against?;
+        let op = self.against()?;
         Some(Self {
             op,
             against: None,
+            engine: if op == PerfOp::FutexWake {
+                EngineArg::Cpu
+            } else {
+                self.engine
+            },
             ..self.clone()
         })
+    }
+
+    /// What to measure in turn.
+    fn against(&self) -> Option<PerfOp> {
+        let floor = (self.op == PerfOp::Wake).then_some(PerfOp::FutexWake);
+        self.against.or(floor)
+    }
+
+    /// Measured iterations; none: as many as take a while.
+    fn iterations(&self) -> Option<u32> {
+        // Most of the time is spent falling asleep.
+        let usual = self.op.sleeps().then_some(200);
+        self.iterations.or(usual)
+    }
+
+    /// Whether blocking calls are measured, which take the caller's memory as it is; otherwise what
+    /// is put on a thread.
+    fn blocks(&self) -> bool {
+        self.memory() == Memory::User && self.engine == EngineArg::Cpu
     }
 
     /// Name under which memory is known to the peer.
@@ -400,14 +448,17 @@ fn check(args: &PerfArgs, ranks: u32) -> Result<()> {
     }
     let wrong = |what: String| Err(Error::new(ErrorKind::InvalidArgument, what));
     let is_collective = !args.op.in_pairs() && !args.op.is_local();
-    let takes_users_memory =
-        is_collective || args.op == PerfOp::SendRecv && args.memory() == Memory::User;
-    if args.engine == EngineArg::CpuTs && takes_users_memory {
+    if let Some(memory) = args.memory
+        && args.op.moves_nothing()
+    {
         return wrong(format!(
-            "--engine cpu_ts: {} is measured as a blocking call over the caller's memory, which \
-             the caller drives; use cpu",
+            "--memory {}: {} moves no data",
+            memory.name(),
             args.op.name()
         ));
+    }
+    if args.engine == EngineArg::CpuTs && args.op == PerfOp::FutexWake {
+        return wrong("--engine cpu_ts: futex_wake uses no engine".to_owned());
     }
     if args.step == Some(0) {
         return wrong("-i 0: sizes would never grow".to_owned());
@@ -434,7 +485,8 @@ fn check(args: &PerfArgs, ranks: u32) -> Result<()> {
             args.op.name()
         ));
     }
-    if args.stream.is_some() && (is_collective || args.op == PerfOp::BatchWrite) {
+    let has_no_stream = is_collective || args.op == PerfOp::BatchWrite || args.op.sleeps();
+    if args.stream.is_some() && has_no_stream {
         return wrong(format!(
             "--stream: {} does not send one message after the other",
             args.op.name()
@@ -445,21 +497,6 @@ fn check(args: &PerfArgs, ranks: u32) -> Result<()> {
             "--consume: {} has no receiver that could read",
             args.op.name()
         ));
-    }
-    match args.memory() {
-        Memory::Ours if is_collective => {
-            return wrong(format!(
-                "--memory ours: {} takes the caller's memory",
-                args.op.name()
-            ));
-        }
-        Memory::User if !is_collective && args.op != PerfOp::SendRecv => {
-            return wrong(format!(
-                "--memory user: {} works on memory that the communicator has allocated",
-                args.op.name()
-            ));
-        }
-        _ => {}
     }
     // A table that nobody reads to its end, and the memory for it.
     const ROWS: u64 = 10_000;
@@ -532,9 +569,14 @@ mod tests {
             ("batch_write --stream 64", 2),
             ("all_gather --consume", 2),
             ("notify --consume", 2),
-            ("all_reduce --memory ours", 2),
             ("local_copy --in-place", 1),
-            ("all_reduce --engine cpu_ts", 2),
+            ("barrier --memory user", 2),
+            ("notify --memory symmetric", 2),
+            ("wake --memory ours", 2),
+            ("wake --stream 3", 2),
+            ("wake --consume", 2),
+            ("wake", 3),
+            ("futex_wake --engine cpu_ts", 2),
             ("write --against write", 2),
             ("write --against barrier", 2),
             ("write --stream 9 --against batch_write", 2),
@@ -549,6 +591,13 @@ mod tests {
             ("write_notify --stream 64 --consume", 2),
             ("local_reduce --against local_copy", 1),
             ("write_notify --against send_recv --memory ours", 2),
+            ("write_notify --against send_recv --memory symmetric", 2),
+            ("read --memory user --engine cpu_ts", 2),
+            ("all_reduce --engine cpu_ts", 2),
+            ("all_reduce --memory symmetric --in-place", 3),
+            ("barrier --engine cpu_ts", 3),
+            ("wake --engine cpu_ts", 2),
+            ("futex_wake --against notify", 2),
         ] {
             assert!(check(&parse(line), ranks).is_ok(), "{line}");
         }

@@ -4,6 +4,7 @@ use hcomm::{Communicator, PeerLink};
 use hcomm_data::{BatchOp, RemoteSlice, Slice, Thread};
 use hcomm_types::{DataType, Error, ErrorKind, Rank, Result};
 
+use super::held::Held;
 use super::pattern::{Reduction, fill, sum_u64, wrong_copies};
 use super::worker::{Case, Plan, buffer};
 use super::{PerfArgs, PerfOp};
@@ -28,13 +29,15 @@ pub(super) struct Bench<'a> {
     inbox: Slice,
     peers_outbox: RemoteSlice,
     peers_inbox: RemoteSlice,
+    /// Where outbox and inbox lie.
+    _memory: Held<'a>,
 }
 
 impl<'a> Bench<'a> {
-    /// Allocates memory for the largest size and opens a channel to the peer.
+    /// Memory for the largest size, and a channel to the peer.
     ///
     /// # Errors
-    /// `LimitReached`; whatever stops the channel.
+    /// Those of [`Held::new`]; whatever stops the channel.
     pub(super) fn new(args: &PerfArgs, comm: &'a Communicator) -> Result<Self> {
         let bytes = |places: fn(&PerfArgs, u64) -> u64| {
             args.counts(comm.size())
@@ -55,9 +58,9 @@ impl<'a> Bench<'a> {
                 )
                 .hint("ask for a smaller -e or --batch")
             })?;
-        let memory = comm.allocate(&args.tag(), outbox + inbox)?;
+        let held = Held::new(args, comm, outbox + inbox)?;
         let link = comm.open_channel(Rank(comm.rank().0 ^ 1), 2)?;
-        let remote = link.memory(&args.tag())?;
+        let (memory, remote) = (held.slice(), held.of_peer(&link)?);
         let (middle, end) = (outbox as u64, (outbox + inbox) as u64);
         Ok(Self {
             comm,
@@ -67,6 +70,7 @@ impl<'a> Bench<'a> {
             peers_outbox: remote.sub(0..middle)?,
             peers_inbox: remote.sub(middle..end)?,
             link,
+            _memory: held,
         })
     }
 

@@ -27,6 +27,8 @@ pub(super) struct Row {
     /// Time of one cache line from rank to rank, the larger of right before and right after; none
     /// if there are not two ranks that map memory of each other.
     pub(super) handover_ns: Option<f64>,
+    /// Percent of a core that a rank uses while it waits for long: of `wake`.
+    pub(super) idle_percent: Option<f64>,
     /// What another operation took in turn with this one, if one was asked for.
     pub(super) against: Option<Against>,
     pub(super) wrong: u64,
@@ -141,10 +143,13 @@ impl<'a> Table<'a> {
     /// If it cannot be printed for another reason than that nobody reads.
     pub(super) fn head(&mut self, comm: &Communicator) -> Result<()> {
         let args = self.args;
-        let mut how = vec![format!("memory: {}", args.memory().name())];
+        let mut how = vec![format!("engine: {}", args.engine.name())];
+        if !args.op.moves_nothing() {
+            how.push(format!("memory: {}", args.memory().name()));
+        }
         how.extend(args.in_place.then(|| "in place".to_owned()));
         how.extend(args.stream.map(|stream| format!("streams of {stream}")));
-        how.extend(args.against.map(|op| format!("against {}", op.name())));
+        how.extend(args.against().map(|op| format!("against {}", op.name())));
         how.extend(args.consume.then(|| "consumed".to_owned()));
         how.push(self.cores.as_ref().map_or_else(
             || "not bound to cores".to_owned(),
@@ -177,7 +182,7 @@ impl<'a> Table<'a> {
             "busbw GB/s",
             "Mmsg/s",
             "line ns",
-            if args.against.is_some() {
+            if args.against().is_some() {
                 "     ratio"
             } else {
                 ""
@@ -241,6 +246,11 @@ impl<'a> Table<'a> {
                 fs::write(path, text + "\n")
                     .map_err(|error| Error::system(format!("writing {}", path.display()), error))?;
             }
+        }
+        for percent in rows.iter().filter_map(|row| row.idle_percent) {
+            self.line(&format!(
+                "# a rank that waits uses {percent:.3} % of a core"
+            ))?;
         }
         for transport in &report.transports {
             let path = transport.path.as_deref().unwrap_or("linked in");

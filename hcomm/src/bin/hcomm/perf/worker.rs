@@ -8,7 +8,7 @@ use hcomm_types::{Error, ErrorKind, Rank, ReduceOp, Result};
 
 use super::handover::Handover;
 use super::report::{Against, Progress, Row, Table, Times, median};
-use super::{PerfArgs, PerfOp, collective, local, message, primitive};
+use super::{PerfArgs, PerfOp, collective, local, message, primitive, wake};
 use crate::bind::{bind, bound_to};
 
 /// Seconds that a size is measured for, when nobody says how often.
@@ -79,8 +79,22 @@ pub(super) trait Case {
         (0..times).try_for_each(|_| self.run())
     }
 
+    /// Seconds of one operation, of so many iterations.
+    fn time(&mut self, iterations: u64) -> Result<f64> {
+        let start = Instant::now();
+        self.repeat(iterations)?;
+        let spent = start.elapsed().as_secs_f64();
+        Ok(spent / f64::from(self.operations()) / iterations as f64)
+    }
+
     /// Does it once more on fresh buffers and counts wrong elements on this rank.
     fn wrong(&mut self) -> Result<u64>;
+
+    /// Percent of a core that this rank uses while it waits for the other one for long; none if
+    /// that is not what is measured.
+    fn idle_percent(&mut self) -> Result<Option<f64>> {
+        Ok(None)
+    }
 
     /// Operations that one `run` stands for: 2 for a round trip whose half is of interest, the
     /// messages of a stream.
@@ -187,6 +201,7 @@ fn measure(args: &PerfArgs, comm: &Communicator) -> Result<u8> {
 enum Bench<'a> {
     Primitive(primitive::Bench<'a>),
     Local(local::Bench<'a>),
+    Wake(wake::Bench<'a>),
     Message,
     Collective,
 }
@@ -195,6 +210,7 @@ impl<'a> Bench<'a> {
     fn new(args: &PerfArgs, comm: &'a Communicator) -> Result<Self> {
         Ok(match args.op {
             PerfOp::LocalCopy | PerfOp::LocalReduce => Self::Local(local::Bench::new(args, comm)?),
+            PerfOp::Wake | PerfOp::FutexWake => Self::Wake(wake::Bench::new(args, comm)?),
             PerfOp::SendRecv => Self::Message,
             op if op.in_pairs() => Self::Primitive(primitive::Bench::new(args, comm)?),
             _ => Self::Collective,
@@ -210,6 +226,7 @@ impl<'a> Bench<'a> {
         match self {
             Self::Primitive(bench) => bench.plan(args, count),
             Self::Local(bench) => bench.plan(args, count),
+            Self::Wake(bench) => Ok(bench.plan()),
             Self::Message => message::plan(args, comm, count),
             Self::Collective => collective::plan(args, comm, count),
         }
@@ -239,7 +256,7 @@ fn measure_size(
 ) -> Result<(Row, bool)> {
     let prepare = |case: &mut dyn Case| {
         case.repeat(args.warmup.into())?;
-        args.iterations.map_or_else(
+        args.iterations().map_or_else(
             || iterations_for(SPAN, comm, case),
             |iterations| Ok(iterations.into()),
         )
@@ -256,11 +273,11 @@ fn measure_size(
     let group = |all: u64, index: u64| all / groups + u64::from(index < all % groups);
     let (mut seconds, mut others_seconds) = (Vec::new(), Vec::new());
     for index in 0..groups {
-        seconds.push(time(&mut *plan.case, group(iterations, index))?);
+        seconds.push(plan.case.time(group(iterations, index))?);
         if let Some(against) = &mut against {
             // In turn, and nobody waits for the other's end within his own time.
             comm.barrier()?;
-            others_seconds.push(time(&mut *against.case, group(others, index))?);
+            others_seconds.push(against.case.time(group(others, index))?);
             comm.barrier()?;
         }
     }
@@ -268,6 +285,14 @@ fn measure_size(
     comm.all_reduce_in_place(&mut seconds, ReduceOp::Max)?;
     comm.all_reduce_in_place(&mut others_seconds, ReduceOp::Max)?;
     let after = handover()?;
+    let idle_percent = match plan.case.idle_percent()? {
+        Some(percent) => {
+            let mut most = [percent];
+            comm.all_reduce_in_place(&mut most, ReduceOp::Max)?;
+            Some(most[0])
+        }
+        None => None,
+    };
     let mut wrong = 0;
     if args.checks() {
         wrong += plan.case.wrong()?;
@@ -280,7 +305,7 @@ fn measure_size(
     comm.all_reduce_in_place(&mut sums, ReduceOp::Sum)?;
     let [wrong, in_vain] = sums;
     let against = args
-        .against
+        .against()
         .filter(|_| against.is_some())
         .map(|op| Against {
             op: op.name(),
@@ -306,19 +331,12 @@ fn measure_size(
         msgrate_mps: plan
             .messages
             .map(|messages| f64::from(messages) / times.median),
+        idle_percent,
         handover_ns: before.zip(after).map(|(before, after)| before.max(after)),
         against,
         wrong,
     };
     Ok((row, in_vain == 0))
-}
-
-/// Seconds of one operation, of so many iterations.
-fn time(case: &mut dyn Case, iterations: u64) -> Result<f64> {
-    let start = Instant::now();
-    case.repeat(iterations)?;
-    let spent = start.elapsed().as_secs_f64();
-    Ok(spent / f64::from(case.operations()) / iterations as f64)
 }
 
 /// Iterations that take about so many seconds; the same on all ranks.
