@@ -85,28 +85,29 @@ def hcomm(key, ranks, size, operation, *options):
 
 
 def hcomm_p2p():
-    """One-sided operations work on memory of the communicator, as the peers' on that of their
-    windows; send and recv on the caller's, as the peers', and besides on the communicator's."""
+    """On the communicator's memory, as the peers' puts on that of their windows, and on the
+    caller's, as the peers' send and recv."""
     jobs = {}
     ours, user, stream = "hcomm/ours", "hcomm/user", ("--stream", "64")
     for size in LATENCY:
-        for key, operation in (("putpp", "write_notify"), ("putlat", "write"), ("getlat", "read")):
+        for key, operation in (("putlat", "write"), ("getlat", "read")):
             jobs[ours, key, size] = hcomm(key, 2, size, operation, "-d", "int8")
-        for peer in (ours, user):
-            memory = ("-d", "int8", "--memory", peer.split("/")[1])
-            jobs[peer, "lat", size] = hcomm("lat", 2, size, "send_recv", *memory)
-    for size in STREAM:
-        jobs[ours, "putbw", size] = hcomm("putbw", 2, size, "write", "-d", "int8", *stream)
-        for peer in (ours, user):
-            memory = ("-d", "int8", "--memory", peer.split("/")[1])
-            jobs[peer, "bw", size] = hcomm("bw", 2, size, "send_recv", *memory, *stream)
+    for peer in (ours, user):
+        memory = ("-d", "int8", "--memory", peer.split("/")[1])
+        for size in LATENCY:
+            for key, operation in (("putpp", "write_notify"), ("lat", "send_recv")):
+                jobs[peer, key, size] = hcomm(key, 2, size, operation, *memory)
+        for size in STREAM:
+            for key, operation in (("putbw", "write"), ("bw", "send_recv")):
+                jobs[peer, key, size] = hcomm(key, 2, size, operation, *memory, *stream)
     seen = ("-d", "int8", "--consume")
     jobs[user, "rate1", 64] = hcomm("rate1", 2, 64, "send_recv", "-d", "int8", *stream)
     jobs[ours, "rate1", 64] = hcomm("rate1", 2, 64, "write_notify", *seen, *stream)
     jobs[ours, "rate64", 64] = hcomm("rate64", 2, 64, "batch_write", *seen, "--batch", "64")
     # hcomm's own operations in turn: how many times as long the first takes.
     for ranks, first, second, numbers in ((1, "local_reduce", "local_copy", (64 << 10, 64 << 20)),
-                                          (2, "write_notify", "send_recv", (128 << 10,))):
+                                          (2, "write_notify", "send_recv", (128 << 10,)),
+                                          (2, "wake", "futex_wake", (8,))):
         for size in numbers:
             key = "%s/%s" % (first, second)
             jobs[ours, key, size] = hcomm(key, ranks, size, first, "--against", second)

@@ -44,6 +44,7 @@ GOALS = (
     Goal("streamed send", STREAM, "GB/s", BW, (USER, "bw"), ("putbw/copyout/ring",), 1.25),
     Goal("streamed send, our own memory", STREAM, "GB/s", BW, (OURS, "bw"),
          ("putbw/copyout/ring",)),
+    Goal("write + notify, the caller's memory", (8, *LARGE), "us", ("putpp",), (USER, "putpp"), PUT),
     Goal("streamed write", STREAM, "GB/s", ("putbw", "ucp_put_bw"), (OURS, "putbw"),
          ("putbw/untouched/one-buffer",), 1.0),
     Goal("messages one by one: send/recv", (64,), "Mmsg/s", ("rate1",), (USER, "rate1"), ONE, 2.0),
@@ -55,6 +56,8 @@ GOALS = (
          (OURS, "local_reduce/local_copy"), (), 1.67),
     Goal("write + notify ÷ our own send/recv", (128 << 10,), "ratio", (),
          (OURS, "write_notify/send_recv"), ()),
+    Goal("wake of a rank that sleeps ÷ bare futex wake", (8,), "ratio", (),
+         (OURS, "wake/futex_wake"), (), 2.0),
 )
 
 Cell = namedtuple("Cell", "median low high count")
