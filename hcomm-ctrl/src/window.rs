@@ -344,7 +344,7 @@ impl<'a> Making<'a> {
                     all_ready = false;
                     continue;
                 };
-                let import = import.map_err(|error| error.blame_rank(rank))?;
+                let import = import.map_err(|error| self.shared.health.explain(rank.0, error))?;
                 if import.bytes() != self.bytes as u64 {
                     return Err(Error::new(
                         ErrorKind::Mismatch,
