@@ -227,7 +227,7 @@ pub(crate) fn reduce(
     hint: Hint,
 ) -> Result<()> {
     dst.check_writable()?;
-    if dst.bytes != a.bytes || dst.bytes != b.bytes || dst.bytes % dtype.size() != 0 {
+    if dst.bytes != a.bytes || dst.bytes != b.bytes || !dst.bytes.is_multiple_of(dtype.size()) {
         return Err(Error::new(
             ErrorKind::Internal,
             format!(

@@ -227,7 +227,7 @@ pub(crate) fn reduce(
     done: &mut usize,
 ) -> Result<bool> {
     dst.check_writable()?;
-    if a.bytes() != dst.bytes() || dst.bytes() % dtype.size() != 0 {
+    if a.bytes() != dst.bytes() || !dst.bytes().is_multiple_of(dtype.size()) {
         return Err(Error::new(
             ErrorKind::Internal,
             format!(
