@@ -176,7 +176,7 @@ fn last_level_cache() -> usize {
 /// # Safety
 /// As for [`copy`]; at least 64 bytes.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
-unsafe fn stream(dst: *mut u8, src: *const u8, bytes: usize) {
+pub(crate) unsafe fn stream(dst: *mut u8, src: *const u8, bytes: usize) {
     // SAFETY: the caller's promise.
     unsafe { copy_lines::<true>(dst, src, bytes) }
     fence_streams();
@@ -229,7 +229,7 @@ unsafe fn copy_lines<const STREAM: bool>(dst: *mut u8, src: *const u8, bytes: us
 /// # Safety
 /// As for [`copy`].
 #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-unsafe fn stream(dst: *mut u8, src: *const u8, bytes: usize) {
+pub(crate) unsafe fn stream(dst: *mut u8, src: *const u8, bytes: usize) {
     // SAFETY: the caller's promise.
     unsafe { std::ptr::copy_nonoverlapping(src, dst, bytes) }
 }

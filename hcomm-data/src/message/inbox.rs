@@ -13,6 +13,7 @@ use hcomm_types::{Error, ErrorKind, Result};
 use super::direct::Blobs;
 use super::header::EXCHANGED;
 use super::ring::{PAYLOAD, Shape, Words, lines};
+use crate::copy::Hint;
 use crate::memory::Place;
 use crate::slice::{RemoteSlice, Slice};
 
@@ -216,30 +217,15 @@ impl Blobs for Inbox {
 /// # Safety
 /// `src` is readable and `dst` writable for `bytes` bytes.
 unsafe fn copy(dst: *mut u8, src: *const u8, bytes: usize, streams: bool) {
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
-    if streams {
-        use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
-        const LINE: usize = 64;
-        let head = (dst.addr().wrapping_neg() % LINE).min(bytes);
-        let lines = (bytes - head) / LINE;
-        let done = head + lines * LINE;
-        // SAFETY: head, whole lines and tail are parts of the ranges; the lines begin at a
-        // multiple of 64 in `dst`.
-        unsafe {
-            std::ptr::copy(src, dst, head);
-            for at in (head..done).step_by(LINE) {
-                let (to, from) = (dst.add(at).cast::<__m128i>(), src.add(at).cast::<__m128i>());
-                let parts = [0, 1, 2, 3].map(|i| _mm_loadu_si128(from.add(i)));
-                for (i, part) in parts.into_iter().enumerate() {
-                    _mm_stream_si128(to.add(i), part);
-                }
-            }
-            std::ptr::copy(src.add(done), dst.add(done), bytes - done);
-            _mm_sfence();
+    let apart = dst.addr().abs_diff(src.addr()) >= bytes;
+    // SAFETY: the caller's promise. They overlap if a program sends its own inbox.
+    unsafe {
+        if !apart {
+            std::ptr::copy(src, dst, bytes);
+        } else if streams {
+            crate::copy::stream(dst, src, bytes);
+        } else {
+            crate::copy::copy(dst, src, bytes, Hint::Local);
         }
-        return;
     }
-    let _ = streams;
-    // SAFETY: the caller's promise. They may overlap if a program sends its own inbox.
-    unsafe { std::ptr::copy(src, dst, bytes) }
 }
