@@ -10,6 +10,7 @@ mod cargo;
 mod command;
 mod error;
 mod loom;
+mod miri;
 mod needs;
 mod peers;
 mod report;
@@ -39,6 +40,8 @@ Check the source:
   abi [--check]          write the C header of the plugin ABI; or check it and its layout
   syscalls [ROUNDS]      two ranks do every primitive under strace: no system call in between
   loom                   models of the lock-free code, in every order
+  miri                   tests of the pure parts, under an interpreter that notices undefined
+                         behaviour
 
 Exit status: 0 done, 1 a check failed, 2 wrong usage; commands of hcomm keep their own.";
 
@@ -76,7 +79,8 @@ fn main() -> ExitCode {
             Err(error) => return wrong_usage(&format!("rounds {rounds:?}: {error}")),
         },
         ("loom", []) => loom::run(),
-        ("test" | "ci" | "tidy" | "abi" | "syscalls" | "loom", _) => {
+        ("miri", []) => miri::run(),
+        ("test" | "ci" | "tidy" | "abi" | "syscalls" | "loom" | "miri", _) => {
             return wrong_usage(&format!("{name} does not know {}", options.join(" ")));
         }
         _ => return wrong_usage(&format!("unknown command {name:?}")),
