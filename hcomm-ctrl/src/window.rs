@@ -239,7 +239,7 @@ impl<'a> Making<'a> {
             let body = serde_json::to_vec(&offer).map_err(|error| {
                 Error::new(ErrorKind::Internal, format!("an offer as JSON: {error}"))
             })?;
-            lock(&shared.mesh).send(rank, WINDOW, body)?;
+            tell(shared, rank, WINDOW, &body)?;
             making.peers.insert(
                 rank,
                 Peer {
@@ -359,7 +359,7 @@ impl<'a> Making<'a> {
                 }
                 peer.imported = Some(RemoteSlice::of(&import));
                 peer.importing = None;
-                lock(&self.shared.mesh).send(rank, WINDOW_READY, b"")?;
+                tell(self.shared, rank, WINDOW_READY, b"")?;
             }
             peer.ready = peer.ready || receive(self.shared, rank, WINDOW_READY)?.is_some();
             all_ready &= peer.ready;
@@ -444,6 +444,13 @@ impl<'a> Making<'a> {
             .hint("does that rank make the same calls? The limit is HCOMM_CONNECT_TIMEOUT");
         missing().fold(error, |error, (&rank, _)| error.blame_rank(rank))
     }
+}
+
+/// Sends a control message. A rank that takes none any more may have given up because of another
+/// one, which the control plane knows.
+fn tell(shared: &Shared, to: Rank, kind: u16, body: &[u8]) -> Result<()> {
+    let sent = lock(&shared.mesh).send(to, kind, body);
+    sent.or_else(|error| shared.health.check().and(Err(error)))
 }
 
 /// The next control message of a rank, which has to be of this kind.
