@@ -857,6 +857,18 @@ fn in_processes(seed: u64, transfers: usize, closed: Closed) -> Tally {
 
 /// What each process runs.
 pub(crate) fn program(comm: &Communicator) {
+    // The way that links take is known by their own words only: reductions count as staged on both.
+    let closed = std::env::var(CLOSED_MEMORY).unwrap_or_default();
+    for peer in closed.split(',').filter_map(|rank| rank.parse().ok()) {
+        if Rank(peer) != comm.rank() {
+            let link = comm.link(Rank(peer)).expect("a link to each rank");
+            let way = link.channel.transport().describe();
+            assert!(
+                !way.contains("one copy"),
+                "rank {peer} is not closed: {way}"
+            );
+        }
+    }
     let tally = random(comm, seed(1), number("ITEST_TRANSFERS", 0));
     tally.say();
 }
@@ -885,8 +897,7 @@ fn random_transfers_between_four_threads() {
 fn random_transfers_between_processes_with_closed_memory() {
     let transfers = number("ITEST_TRANSFERS", 1_000);
     for closed in [Closed::Everybodys, Closed::SomeRanks] {
-        let tally = in_processes(seed(3), transfers, closed);
-        assert!(tally.of("bytes_staged_at_rank_0") > 0, "nothing was staged");
+        in_processes(seed(3), transfers, closed);
     }
 }
 
