@@ -135,10 +135,11 @@ fn an_abort_wakes_whoever_sleeps_wherever_it_is_blocked() {
                 }
             }
             None => {
-                if how == Blocked::Wait {
-                    comm.open_channel(Rank(0), 1).unwrap();
-                }
-                block(&comm, Blocked::ThreadWait)
+                // Kept, because who waits on a channel notices that the other end has gone.
+                let link = (how == Blocked::Wait).then(|| comm.open_channel(Rank(0), 1).unwrap());
+                let error = block(&comm, Blocked::ThreadWait);
+                drop(link);
+                error
             }
         });
         killer.join().unwrap();
