@@ -192,6 +192,9 @@ impl Case for Wake<'_, '_> {
 
     /// Of two waits, so that what comes before the sleep does not count.
     fn idle_percent(&mut self) -> Result<Option<f64>> {
+        if self.bench.futex.is_some() {
+            return Ok(None);
+        }
         self.bench.comm.barrier()?;
         let (short, short_used) = self.cost_of_a_wait(SETTLE)?;
         let (long, long_used) = self.cost_of_a_wait(SETTLE + IDLE)?;
