@@ -297,11 +297,11 @@ impl Mesh {
         };
         match &link.state {
             LinkState::NotAsked | LinkState::Connecting | LinkState::Up => {}
-            LinkState::Closed => return Err(gone(peer, "it has left the communicator", &[])),
-            LinkState::Aborted { culprits, text, .. } => {
-                return Err(gone(peer, &format!("it has given up: {text}"), culprits));
+            LinkState::Closed => return Err(gone(peer, "it has left the communicator")),
+            LinkState::Aborted { text, .. } => {
+                return Err(gone(peer, &format!("it has given up: {text}")));
             }
-            LinkState::Lost { why } => return Err(gone(peer, why, &[])),
+            LinkState::Lost { why } => return Err(gone(peer, why)),
         }
         let waiting = link.queued_bytes();
         if waiting + message.len() > MAX_QUEUED_BYTES {
@@ -659,19 +659,11 @@ fn read_abort(body: &[u8]) -> Result<LinkState, Malformed> {
     })
 }
 
-/// `culprits` are those because of whom `peer` has gone; none if it is to be blamed itself.
-fn gone(peer: Rank, why: &str, culprits: &[Rank]) -> Error {
-    let error = Error::new(
+fn gone(peer: Rank, why: &str) -> Error {
+    Error::new(
         ErrorKind::PeerLost,
         format!("rank {peer} takes no control messages any more: {why}"),
-    );
-    match culprits {
-        [] => error
-            .blame_rank(peer)
-            .hint(format!("look at the output of rank {peer}")),
-        [first, ..] => {
-            let error = error.hint(format!("look at the output of rank {first}"));
-            culprits.iter().copied().fold(error, Error::blame_rank)
-        }
-    }
+    )
+    .blame_rank(peer)
+    .hint(format!("look at the output of rank {peer}"))
 }
