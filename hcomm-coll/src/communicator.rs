@@ -269,11 +269,8 @@ impl Communicator {
             return result.map_err(|error| self.tell("send_slice", error));
         };
         let send = || {
-            self.before_message()?;
+            self.before_send(link, dtype)?;
             let blocking = || self.membership.blocking();
-            if self.handshakes.get() {
-                self.ask(link, dtype)?;
-            }
             self.main
                 .send_slice_blocking(link, data, dtype, None, blocking)
         };
@@ -292,11 +289,8 @@ impl Communicator {
             return result.map_err(|error| self.tell("recv_slice", error));
         };
         let receive = || {
-            self.before_message()?;
+            self.before_recv(link, dtype, Some(data))?;
             let blocking = || self.membership.blocking();
-            if self.handshakes.get() {
-                self.allow(link, dtype, Some(data))?;
-            }
             self.main
                 .recv_slice_blocking(link, data, dtype, None, blocking)
         };
@@ -616,23 +610,35 @@ impl Communicator {
     }
 
     fn send_over(&self, link: &MessageLink, input: &[u8], dtype: DataType) -> Result<()> {
-        self.before_message()?;
+        self.before_send(link, dtype)?;
         let blocking = || self.membership.blocking();
-        if self.handshakes.get() {
-            self.ask(link, dtype)?;
-        }
         self.main.send_blocking(link, input, dtype, None, blocking)
     }
 
-    /// The first two steps of `handshake`, at the sender: it asks, and is granted.
-    fn ask(&self, link: &MessageLink, dtype: DataType) -> Result<()> {
+    /// What comes before a message at its sender: with `handshake`, it asks and is granted.
+    #[inline]
+    fn before_send(&self, link: &MessageLink, dtype: DataType) -> Result<()> {
+        self.before_message()?;
+        if !self.handshakes.get() {
+            return Ok(());
+        }
         let blocking = || self.membership.blocking();
         (self.main).send_blocking(link, &[], dtype, None, blocking)?;
         (self.main).recv_blocking(link, &mut [], dtype, None, blocking)
     }
 
-    /// The same at the receiver, into `memory` if it is registered.
-    fn allow(&self, link: &MessageLink, dtype: DataType, memory: Option<&Slice>) -> Result<()> {
+    /// The same at its receiver, which takes it into `memory` if that is registered.
+    #[inline]
+    fn before_recv(
+        &self,
+        link: &MessageLink,
+        dtype: DataType,
+        memory: Option<&Slice>,
+    ) -> Result<()> {
+        self.before_message()?;
+        if !self.handshakes.get() {
+            return Ok(());
+        }
         let blocking = || self.membership.blocking();
         (self.main).recv_blocking(link, &mut [], dtype, None, blocking)?;
         if let Some(memory) = memory {
@@ -642,11 +648,8 @@ impl Communicator {
     }
 
     fn recv_over(&self, link: &MessageLink, output: &mut [u8], dtype: DataType) -> Result<()> {
-        self.before_message()?;
+        self.before_recv(link, dtype, None)?;
         let blocking = || self.membership.blocking();
-        if self.handshakes.get() {
-            self.allow(link, dtype, None)?;
-        }
         self.main.recv_blocking(link, output, dtype, None, blocking)
     }
 
