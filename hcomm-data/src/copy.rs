@@ -175,7 +175,6 @@ fn last_level_cache() -> usize {
 ///
 /// # Safety
 /// As for [`copy`]; at least 64 bytes.
-#[cfg(all(target_arch = "x86_64", not(miri)))]
 pub(crate) unsafe fn stream(dst: *mut u8, src: *const u8, bytes: usize) {
     // SAFETY: the caller's promise.
     unsafe { copy_lines::<true>(dst, src, bytes) }
@@ -220,16 +219,6 @@ unsafe fn copy_lines<const STREAM: bool>(dst: *mut u8, src: *const u8, bytes: us
 /// As for [`copy`].
 #[cfg(not(all(target_arch = "x86_64", not(miri))))]
 unsafe fn copy_lines<const STREAM: bool>(dst: *mut u8, src: *const u8, bytes: usize) {
-    // SAFETY: the caller's promise.
-    unsafe { std::ptr::copy_nonoverlapping(src, dst, bytes) }
-}
-
-/// As [`copy_lines`].
-///
-/// # Safety
-/// As for [`copy`].
-#[cfg(not(all(target_arch = "x86_64", not(miri))))]
-pub(crate) unsafe fn stream(dst: *mut u8, src: *const u8, bytes: usize) {
     // SAFETY: the caller's promise.
     unsafe { std::ptr::copy_nonoverlapping(src, dst, bytes) }
 }

@@ -20,6 +20,8 @@ use crate::runner::{Reason, Runner, no_thread_notify};
 use crate::work::{Run, Task, Work};
 use crate::worker::Worker;
 
+/// Looks for what may come soon, before a task is queued for it.
+const LOOKS: u32 = 512;
 /// Room for tasks before a queue has to grow.
 const ROOM: usize = 128;
 
@@ -170,25 +172,23 @@ impl Queue {
             return Ok(false);
         }
         match work() {
-            Ok(true) => drop(state),
-            Ok(false) => return Ok(false),
+            Ok(true) => {
+                drop(state);
+                drive_others(0);
+                Ok(true)
+            }
+            Ok(false) => Ok(false),
             Err(failure) => {
                 state.fail(&self.domain, failure);
-                return self.leave(state).map(|()| false);
+                self.leave(state).map(|()| false)
             }
         }
-        // What it did may be what others of this OS thread wait for.
-        if driver::listed() > 0 {
-            driver::drive_queues();
-        }
-        Ok(true)
     }
 
     /// Takes a record of a channel's notify if nothing before it is left, nothing else of this OS
     /// thread is under way, and the record is there or comes within a short time: then there is
     /// nothing to queue.
     pub(crate) fn take_soon(self: &Arc<Self>, channel: &Channel, notify: u32) -> Result<bool> {
-        const LOOKS: u32 = 512;
         if self.inbox.is_some() {
             return Ok(false);
         }
@@ -218,7 +218,6 @@ impl Queue {
     /// left. What is left of it has to be given to [`Queue::submit_rest`].
     #[inline]
     pub(crate) fn try_now(self: &Arc<Self>, work: Work<'_>) -> Result<Tried> {
-        const LOOKS: u32 = 512;
         if self.inbox.is_some() {
             return Ok(Tried::Nothing);
         }
@@ -260,10 +259,7 @@ impl Queue {
         if has_waited {
             driver::note_short_wait();
         }
-        // What it did may be what others of this OS thread wait for.
-        if driver::listed() > 0 {
-            driver::drive_queues();
-        }
+        drive_others(0);
         Ok(Tried::Done)
     }
 
@@ -491,16 +487,14 @@ impl Queue {
         Ok(state)
     }
 
-    /// The end of a submission: what it did may be what others of this OS thread wait for.
+    /// The end of a submission.
     #[inline]
     fn leave(self: &Arc<Self>, mut state: Guard<'_, State>) -> Result<()> {
         self.list_if_busy(&mut state);
         let result = state.result();
         let own = usize::from(state.is_listed);
         drop(state);
-        if driver::listed() > own {
-            driver::drive_queues();
-        }
+        drive_others(own);
         result
     }
 
@@ -510,6 +504,15 @@ impl Queue {
             state.is_listed = true;
             driver::list(self);
         }
+    }
+}
+
+/// What a queue did may be what others of this OS thread wait for. `own` is how many of those that
+/// have something left are this queue.
+#[inline]
+fn drive_others(own: usize) {
+    if driver::listed() > own {
+        driver::drive_queues();
     }
 }
 

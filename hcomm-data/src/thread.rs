@@ -474,10 +474,8 @@ impl Thread {
             input: src,
             output: &mut [],
         };
-        self.lend(&[], buffers, timeout, |loan| {
-            let message = Message::Lent(Arc::clone(loan));
-            let rest = Task::Send(link.clone(), message, dtype);
-            self.queue.submit_rest(rest, tried)
+        self.lend_rest(buffers, timeout, tried, |message| {
+            Task::Send(link.clone(), message, dtype)
         })
     }
 
@@ -508,10 +506,8 @@ impl Thread {
             input: &[],
             output: dst,
         };
-        self.lend(&[], buffers, timeout, |loan| {
-            let message = Message::Lent(Arc::clone(loan));
-            let rest = Task::Recv(link.clone(), message, dtype);
-            self.queue.submit_rest(rest, tried)
+        self.lend_rest(buffers, timeout, tried, |message| {
+            Task::Recv(link.clone(), message, dtype)
         })
     }
 
@@ -535,14 +531,9 @@ impl Thread {
             src: src.place(),
             dtype,
         };
-        let tried = self.queue.try_now(work)?;
-        if tried == Tried::Done {
-            return Ok(());
-        }
-        let _guard = before_wait();
-        let rest = Task::Send(link.clone(), Message::Slice(src.clone()), dtype);
-        self.queue.submit_rest(rest, tried)?;
-        self.synchronize(timeout)
+        self.now_or_synchronize(work, timeout, before_wait, || {
+            Task::Send(link.clone(), Message::Slice(src.clone()), dtype)
+        })
     }
 
     /// [`Thread::recv`] and [`Thread::synchronize`] in one call, as
@@ -565,14 +556,9 @@ impl Thread {
             dst: dst.place(),
             dtype,
         };
-        let tried = self.queue.try_now(work)?;
-        if tried == Tried::Done {
-            return Ok(());
-        }
-        let _guard = before_wait();
-        let rest = Task::Recv(link.clone(), Message::Slice(dst.clone()), dtype);
-        self.queue.submit_rest(rest, tried)?;
-        self.synchronize(timeout)
+        self.now_or_synchronize(work, timeout, before_wait, || {
+            Task::Recv(link.clone(), Message::Slice(dst.clone()), dtype)
+        })
     }
 
     /// Waits until everything posted on the channel before is visible at the peer.
@@ -688,6 +674,37 @@ impl Thread {
         self.lend(others, buffers, timeout, |loan| {
             let lend = || RunBuffers::Lent(Arc::clone(loan));
             self.start(others, program, turn, fingerprint, lend)
+        })
+    }
+
+    /// Runs a message, of which `rest` is the task if it does not go through in a few looks.
+    fn now_or_synchronize<G>(
+        &self,
+        work: Work<'_>,
+        timeout: Option<Duration>,
+        before_wait: impl FnOnce() -> G,
+        rest: impl FnOnce() -> Task,
+    ) -> Result<()> {
+        let tried = self.queue.try_now(work)?;
+        if tried == Tried::Done {
+            return Ok(());
+        }
+        let _guard = before_wait();
+        self.queue.submit_rest(rest(), tried)?;
+        self.synchronize(timeout)
+    }
+
+    /// Lends memory to what is left of a message, and waits until it is done.
+    fn lend_rest(
+        &self,
+        buffers: Buffers<'_>,
+        timeout: Option<Duration>,
+        tried: Tried,
+        rest: impl FnOnce(Message) -> Task,
+    ) -> Result<()> {
+        self.lend(&[], buffers, timeout, |loan| {
+            let message = Message::Lent(Arc::clone(loan));
+            self.queue.submit_rest(rest(message), tried)
         })
     }
 

@@ -164,15 +164,20 @@ impl Offers {
         own: &impl Words,
         peer: &impl Blobs,
     ) -> Option<u64> {
-        let known =
-            |offer: &Option<Offer>| offer.as_ref().is_some_and(|offer| offer.region.is(region));
-        if self.open.is_some() || !self.slots.iter().any(known) {
+        if self.open.is_some() || self.position(region).is_none() {
             self.settle(own);
             self.offer(region, peer);
         }
-        let slot = self.slots.iter().position(known)?;
+        let slot = self.position(region)?;
         let offer = self.slots[slot].as_ref()?;
         offer.is_known.then_some(slot as u64)
+    }
+
+    /// The slot in which a region stands, known to the peer or not.
+    fn position(&self, region: &Region) -> Option<usize> {
+        self.slots
+            .iter()
+            .position(|offer| offer.as_ref().is_some_and(|offer| offer.region.is(region)))
     }
 
     /// Takes the answer to the latest offer, if it is there.
@@ -200,9 +205,7 @@ impl Offers {
             self.publish(slot, &[], peer);
             return;
         }
-        let is_same =
-            |offer: &Option<Offer>| offer.as_ref().is_some_and(|offer| offer.region.is(region));
-        if self.slots.iter().any(is_same) {
+        if self.position(region).is_some() {
             return;
         }
         let Some(slot) = self.slots.iter().position(Option::is_none) else {
