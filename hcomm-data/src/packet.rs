@@ -22,6 +22,7 @@
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use hcomm_transport::sync::SharedWord;
 use hcomm_types::{DataType, Error, ErrorKind, ReduceOp, Result};
 
 use crate::channel::Channel;
@@ -310,33 +311,15 @@ trait Flagged {
     fn flag(&self) -> u64;
 }
 
-/// The word of a flag: the machine's, or a model's.
-trait Flag {
-    fn load(&self, order: Ordering) -> u64;
-    fn store(&self, value: u64, order: Ordering);
-}
-
-impl Flag for AtomicU64 {
-    #[inline]
-    fn load(&self, order: Ordering) -> u64 {
-        Self::load(self, order)
-    }
-
-    #[inline]
-    fn store(&self, value: u64, order: Ordering) {
-        Self::store(self, value, order);
-    }
-}
-
 /// Stores a flag, after all that was stored before.
 #[inline]
-fn raise(flag: &impl Flag, sequence: u64) {
+fn raise(flag: &impl SharedWord, sequence: u64) {
     flag.store(sequence, Ordering::Release);
 }
 
 /// Loads a flag, before all that is loaded afterwards.
 #[inline]
-fn look_at(flag: &impl Flag) -> u64 {
+fn look_at(flag: &impl SharedWord) -> u64 {
     flag.load(Ordering::Acquire)
 }
 
@@ -646,16 +629,6 @@ mod models {
     struct Modelled {
         payload: [Plain<u64>; 2],
         flag: sync::AtomicU64,
-    }
-
-    impl Flag for sync::AtomicU64 {
-        fn load(&self, order: Ordering) -> u64 {
-            self.load(order)
-        }
-
-        fn store(&self, value: u64, order: Ordering) {
-            self.store(value, order);
-        }
     }
 
     impl Flagged for &Modelled {

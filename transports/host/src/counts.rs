@@ -2,23 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A count in memory that both sides see: the machine's, or a model's.
-pub(crate) trait Count {
-    fn load(&self, order: Ordering) -> u64;
-    fn store(&self, value: u64, order: Ordering);
-}
-
-impl Count for AtomicU64 {
-    #[inline]
-    fn load(&self, order: Ordering) -> u64 {
-        Self::load(self, order)
-    }
-
-    #[inline]
-    fn store(&self, value: u64, order: Ordering) {
-        Self::store(self, value, order);
-    }
-}
+use crate::sync::SharedWord;
 
 /// A count that has to be asked for.
 pub(crate) const UNKNOWN: u64 = u64::MAX;
@@ -27,7 +11,7 @@ pub(crate) const UNKNOWN: u64 = u64::MAX;
 /// line from the waiter before it is written. Whoever sees the new count sees what was written
 /// before.
 #[inline]
-pub(crate) fn add_one(count: &impl Count, known: &AtomicU64) {
+pub(crate) fn add_one(count: &impl SharedWord, known: &AtomicU64) {
     // One recorder: nobody else changes it.
     let records = match known.load(Ordering::Relaxed) {
         UNKNOWN => count.load(Ordering::Relaxed),
@@ -40,7 +24,7 @@ pub(crate) fn add_one(count: &impl Count, known: &AtomicU64) {
 
 /// How often was recorded: by the recorder itself, and by this side on its behalf.
 #[inline]
-pub(crate) fn sum(count: &impl Count, served: &impl Count) -> u64 {
+pub(crate) fn sum(count: &impl SharedWord, served: &impl SharedWord) -> u64 {
     count
         .load(Ordering::Acquire)
         .wrapping_add(served.load(Ordering::Acquire))
@@ -55,16 +39,6 @@ mod models {
     use super::*;
     use crate::sync;
     use crate::sync::model::{Plain, Wrong, check, check_when};
-
-    impl Count for sync::AtomicU64 {
-        fn load(&self, order: Ordering) -> u64 {
-            self.load(order)
-        }
-
-        fn store(&self, value: u64, order: Ordering) {
-            self.store(value, order);
-        }
-    }
 
     #[derive(Default)]
     struct Line {

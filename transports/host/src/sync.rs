@@ -28,6 +28,41 @@ pub use {
     std::sync::atomic::Ordering,
 };
 
+/// A word in memory that both sides see: the machine's, or a model's. A model's cannot be at an
+/// address that is given, so code over such memory is generic over it.
+pub trait SharedWord {
+    /// Loads it.
+    fn load(&self, order: Ordering) -> u64;
+    /// Stores it.
+    fn store(&self, value: u64, order: Ordering);
+}
+
+impl SharedWord for AtomicU64 {
+    #[inline]
+    fn load(&self, order: Ordering) -> u64 {
+        Self::load(self, order)
+    }
+
+    #[inline]
+    fn store(&self, value: u64, order: Ordering) {
+        Self::store(self, value, order);
+    }
+}
+
+// The code itself, which keeps the machine's words at given addresses, has to compile, too.
+#[cfg(loom)]
+impl SharedWord for std::sync::atomic::AtomicU64 {
+    #[inline]
+    fn load(&self, order: Ordering) -> u64 {
+        Self::load(self, order)
+    }
+
+    #[inline]
+    fn store(&self, value: u64, order: Ordering) {
+        Self::store(self, value, order);
+    }
+}
+
 /// The value of an atomic that nobody else can reach.
 #[cfg(not(loom))]
 #[inline]
