@@ -214,17 +214,45 @@ impl Queue {
         }
     }
 
-    /// Runs a message over memory that is there for the time of this call, if nothing before it is
-    /// left. What is left of it has to be given to [`Queue::submit_rest`].
+    /// Runs a message on `channel`, over memory that is there for the time of this call, if nothing
+    /// before it is left. What is left of it has to be given to [`Queue::submit_rest`].
     #[inline]
-    pub(crate) fn try_now(self: &Arc<Self>, work: Work<'_>) -> Result<Tried> {
+    pub(crate) fn try_now(
+        self: &Arc<Self>,
+        channel: &Channel,
+        mut message: impl FnMut(&mut Runner) -> Result<Step, Failure>,
+    ) -> Result<Tried> {
         if self.inbox.is_some() {
             return Ok(Tried::Nothing);
         }
-        let mut state = self.open(work.channel())?;
+        let mut state = self.open(Some(channel))?;
         if !state.has_no_tasks() {
             return Ok(Tried::Nothing);
         }
+        let tried = match message(&mut state.runner) {
+            Ok(Step::Done) => Tried::Done,
+            first => match self.try_again(&mut state, first, message) {
+                Ok(tried) => tried,
+                Err(failure) => {
+                    state.fail(&self.domain, failure);
+                    return self.leave(state).map(|()| Tried::Nothing);
+                }
+            },
+        };
+        drop(state);
+        if tried == Tried::Done {
+            drive_others(0);
+        }
+        Ok(tried)
+    }
+
+    /// Goes on with a message that was not done at `first`, for some looks.
+    fn try_again(
+        &self,
+        state: &mut State,
+        first: Result<Step, Failure>,
+        mut message: impl FnMut(&mut Runner) -> Result<Step, Failure>,
+    ) -> Result<Tried, Failure> {
         let most = if driver::listed() > 0 {
             1
         } else {
@@ -232,15 +260,16 @@ impl Queue {
         };
         let mut looks = Looks::new(most);
         let (mut has_waited, mut has_begun) = (false, false);
+        let mut step = first?;
         loop {
-            match state.runner.message(work) {
-                Ok(Step::Done) => break,
-                Ok(Step::Moved) => {
+            match step {
+                Step::Done => break,
+                Step::Moved => {
                     has_begun = true;
                     looks = Looks::new(most);
                 }
-                Ok(Step::Waits) if looks.again() => has_waited = true,
-                Ok(Step::Waits) => {
+                Step::Waits if looks.again() => has_waited = true,
+                Step::Waits => {
                     // Another OS thread may submit before this one has queued the rest.
                     state.has_begun = has_begun;
                     return Ok(if has_begun {
@@ -249,17 +278,12 @@ impl Queue {
                         Tried::Nothing
                     });
                 }
-                Err(failure) => {
-                    state.fail(&self.domain, failure);
-                    return self.leave(state).map(|()| Tried::Nothing);
-                }
             }
+            step = message(&mut state.runner)?;
         }
-        drop(state);
         if has_waited {
             driver::note_short_wait();
         }
-        drive_others(0);
         Ok(Tried::Done)
     }
 

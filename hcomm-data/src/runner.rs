@@ -16,7 +16,7 @@ use crate::copy::Hint;
 use crate::domain::Peers;
 use crate::failure::Failure;
 use crate::memory::{self, CHUNK, InFlight, Place, Transfer};
-use crate::message::Step;
+use crate::message::{MessageLink, Step};
 use crate::packet::{self, Incoming, Missing};
 use crate::queue::Queue;
 use crate::slice::Remote;
@@ -313,17 +313,14 @@ impl Runner {
                 }
                 self.wait_for(Reason::Flush)
             }
-            Work::Send { .. } | Work::Recv { .. } => match self.message(work)? {
-                Step::Done => Ok(true),
-                step => {
-                    self.moved |= step == Step::Moved;
-                    self.wait_for(match work {
-                        _ if !self.in_flight.is_idle() => Reason::Completions,
-                        Work::Send { .. } => Reason::Send,
-                        _ => Reason::Recv,
-                    })
-                }
-            },
+            Work::Send { link, src, dtype } => {
+                let step = self.send_message(link, src, dtype)?;
+                self.after_message(step, Reason::Send)
+            }
+            Work::Recv { link, dst, dtype } => {
+                let step = self.recv_message(link, dst, dtype)?;
+                self.after_message(step, Reason::Recv)
+            }
             Work::Drain => {
                 if self.in_flight.is_empty()? {
                     return Ok(true);
@@ -333,18 +330,47 @@ impl Runner {
         }
     }
 
-    /// A message, as far as it goes.
+    /// Sends a message, as far as it goes.
     #[inline]
-    pub(crate) fn message(&mut self, work: Work<'_>) -> Result<Step, Failure> {
-        // What is in flight may be what is sent, or land where the message goes.
+    pub(crate) fn send_message(
+        &mut self,
+        link: &MessageLink,
+        src: Place<'_>,
+        dtype: DataType,
+    ) -> Result<Step, Failure> {
+        // What is in flight may be what is sent.
         if !self.in_flight.is_empty()? {
             return Ok(Step::Waits);
         }
-        match work {
-            Work::Send { link, src, dtype } => link.send(self.number, src, dtype),
-            Work::Recv { link, dst, dtype } => link.recv(self.number, dst, dtype),
-            _ => Err(Error::new(ErrorKind::Internal, "no message").into()),
+        link.send(self.number, src, dtype)
+    }
+
+    /// Receives a message, as far as it goes.
+    #[inline]
+    pub(crate) fn recv_message(
+        &mut self,
+        link: &MessageLink,
+        dst: Place<'_>,
+        dtype: DataType,
+    ) -> Result<Step, Failure> {
+        // What is in flight may land where the message goes.
+        if !self.in_flight.is_empty()? {
+            return Ok(Step::Waits);
         }
+        link.recv(self.number, dst, dtype)
+    }
+
+    /// After a step of a message.
+    fn after_message(&mut self, step: Step, reason: Reason) -> Done {
+        if step == Step::Done {
+            return Ok(true);
+        }
+        self.moved |= step == Step::Moved;
+        self.wait_for(if self.in_flight.is_idle() {
+            reason
+        } else {
+            Reason::Completions
+        })
     }
 
     /// A batch of `count` tasks of one channel. Those that a transport has to move are posted

@@ -460,12 +460,9 @@ impl Thread {
         before_wait: impl FnOnce() -> G,
     ) -> Result<()> {
         check_elements(src.len() as u64, dtype)?;
-        let work = Work::Send {
-            link,
-            src: Place::of_lent(src),
-            dtype,
-        };
-        let tried = self.queue.try_now(work)?;
+        let tried = self.queue.try_now(link.channel(), |runner| {
+            runner.send_message(link, Place::of_lent(src), dtype)
+        })?;
         if tried == Tried::Done {
             return Ok(());
         }
@@ -492,12 +489,9 @@ impl Thread {
         before_wait: impl FnOnce() -> G,
     ) -> Result<()> {
         check_elements(dst.len() as u64, dtype)?;
-        let work = Work::Recv {
-            link,
-            dst: Place::of_lent_mut(dst),
-            dtype,
-        };
-        let tried = self.queue.try_now(work)?;
+        let tried = self.queue.try_now(link.channel(), |runner| {
+            runner.recv_message(link, Place::of_lent_mut(dst), dtype)
+        })?;
         if tried == Tried::Done {
             return Ok(());
         }
@@ -526,12 +520,10 @@ impl Thread {
         before_wait: impl FnOnce() -> G,
     ) -> Result<()> {
         check_elements(src.bytes() as u64, dtype)?;
-        let work = Work::Send {
-            link,
-            src: src.place(),
-            dtype,
-        };
-        self.now_or_synchronize(work, timeout, before_wait, || {
+        let tried = self.queue.try_now(link.channel(), |runner| {
+            runner.send_message(link, src.place(), dtype)
+        })?;
+        self.end_of_message(tried, timeout, before_wait, || {
             Task::Send(link.clone(), Message::Slice(src.clone()), dtype)
         })
     }
@@ -551,12 +543,10 @@ impl Thread {
         before_wait: impl FnOnce() -> G,
     ) -> Result<()> {
         check_elements(dst.bytes() as u64, dtype)?;
-        let work = Work::Recv {
-            link,
-            dst: dst.place(),
-            dtype,
-        };
-        self.now_or_synchronize(work, timeout, before_wait, || {
+        let tried = self.queue.try_now(link.channel(), |runner| {
+            runner.recv_message(link, dst.place(), dtype)
+        })?;
+        self.end_of_message(tried, timeout, before_wait, || {
             Task::Recv(link.clone(), Message::Slice(dst.clone()), dtype)
         })
     }
@@ -677,15 +667,16 @@ impl Thread {
         })
     }
 
-    /// Runs a message, of which `rest` is the task if it does not go through in a few looks.
-    fn now_or_synchronize<G>(
+    /// Waits until a message of a slice is done, of which `rest` is the task if it was not `tried`
+    /// to its end.
+    #[inline]
+    fn end_of_message<G>(
         &self,
-        work: Work<'_>,
+        tried: Tried,
         timeout: Option<Duration>,
         before_wait: impl FnOnce() -> G,
         rest: impl FnOnce() -> Task,
     ) -> Result<()> {
-        let tried = self.queue.try_now(work)?;
         if tried == Tried::Done {
             return Ok(());
         }
