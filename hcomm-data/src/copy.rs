@@ -486,7 +486,10 @@ mod tests {
     fn wide_copies_and_copies_in_parts_agree() {
         let ways: &[Copier] = if machine::is_wide() {
             // SAFETY: the promise of whoever calls the copier; the machine is wide.
-            &[|dst, src, bytes| unsafe { copy_wide(dst, src, bytes) }, copy_in_parts]
+            &[
+                |dst, src, bytes| unsafe { copy_wide(dst, src, bytes) },
+                copy_in_parts,
+            ]
         } else {
             &[copy_in_parts]
         };

@@ -49,6 +49,16 @@ const KINDS: [Kind; 5] = [
 pub(crate) const MOST_BYTES: u16 = (1 << 12) - 1;
 
 impl Header {
+    /// Of a later cell of a message.
+    #[inline]
+    pub(crate) const fn more(dtype: DataType) -> Self {
+        Self {
+            kind: Kind::More,
+            bytes: 0,
+            dtype,
+        }
+    }
+
     /// The word for a cell in its `lap`-th lap, counted from 0.
     pub(crate) const fn word(self, lap: u64) -> u64 {
         debug_assert!(self.bytes <= MOST_BYTES);

@@ -109,30 +109,43 @@ impl Inbox {
         }
     }
 
-    /// Copies `bytes` bytes of `src`, from `from` on, into the payload of a cell.
+    /// Copies what follows `from` in `src` into the payload of a cell, as much as goes there.
     #[inline]
-    pub(crate) fn fill_cell(&self, position: u64, src: Place<'_>, from: usize, bytes: usize) {
-        if bytes > PAYLOAD || from.checked_add(bytes).is_none_or(|end| end > src.bytes()) {
-            return;
-        }
-        // SAFETY: both ranges exist, as just checked and by the shape.
+    pub(crate) fn fill_cell(&self, position: u64, src: Place<'_>, from: usize) {
+        let left = src.bytes().saturating_sub(from);
+        // SAFETY: both ranges exist, as just reckoned and by the shape.
         unsafe {
-            let dst = self.base.add(self.shape.header(position) * 8 + 8);
-            crate::copy::copy_small(dst.as_ptr(), src.address().add(from).as_ptr(), bytes);
+            let dst = self.payload(position).as_ptr();
+            let src = src.address().as_ptr().wrapping_add(from);
+            if left >= PAYLOAD {
+                crate::copy::copy_small(dst, src, PAYLOAD);
+            } else {
+                crate::copy::copy_small(dst, src, left);
+            }
         }
     }
 
-    /// Copies the payload of a cell to `dst`, `bytes` bytes from `to` on. `dst` is writable.
+    /// Copies the payload of a cell to what follows `to` in `dst`, as much as has room there. `dst`
+    /// is writable.
     #[inline]
-    pub(crate) fn empty_cell(&self, position: u64, dst: Place<'_>, to: usize, bytes: usize) {
-        if bytes > PAYLOAD || to.checked_add(bytes).is_none_or(|end| end > dst.bytes()) {
-            return;
-        }
+    pub(crate) fn empty_cell(&self, position: u64, dst: Place<'_>, to: usize) {
+        let left = dst.bytes().saturating_sub(to);
         // SAFETY: as in `fill_cell`.
         unsafe {
-            let src = self.base.add(self.shape.header(position) * 8 + 8);
-            crate::copy::copy_small(dst.address().add(to).as_ptr(), src.as_ptr(), bytes);
+            let src = self.payload(position).as_ptr();
+            let dst = dst.address().as_ptr().wrapping_add(to);
+            if left >= PAYLOAD {
+                crate::copy::copy_small(dst, src, PAYLOAD);
+            } else {
+                crate::copy::copy_small(dst, src, left);
+            }
         }
+    }
+
+    #[inline]
+    fn payload(&self, position: u64) -> NonNull<u8> {
+        // SAFETY: inside the inbox, by the shape.
+        unsafe { self.base.add(self.shape.header(position) * 8 + 8) }
     }
 
     /// Copies a part of `src` to the data ring; past the caches if `streams`.

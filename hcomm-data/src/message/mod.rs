@@ -11,8 +11,8 @@
 //!
 //! **Cells** carry messages in order. A cell begins with its header ([`header`]) and has 56 bytes of
 //! payload. The payload is stored first and the header last, so whoever sees the header of this lap
-//! sees the payload. A message of a few cells lies in the cells alone; only their first header has
-//! to be looked for, because it is stored last.
+//! sees the payload. A message of some cells lies in the cells alone, and the receiver empties one
+//! while the sender fills the next.
 //!
 //! **The exchange line** serves short messages that alternate: a line that both sides write and
 //! look at changes hands once a message, two lines cost half as much again. Each side has a half of it,
