@@ -39,7 +39,11 @@ impl Group {
     /// Notes that a rank is used on this thread.
     pub(crate) fn used_here(&self, rank: Rank) {
         if let Some(used_on) = self.used_on.get(rank.index()) {
-            used_on.store(this_thread(), Ordering::Relaxed);
+            // Only this rank stores it, beside what the others store for each message of theirs.
+            let here = this_thread();
+            if used_on.load(Ordering::Relaxed) != here {
+                used_on.store(here, Ordering::Relaxed);
+            }
         }
     }
 
