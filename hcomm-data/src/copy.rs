@@ -17,9 +17,12 @@ pub enum Hint {
     /// This core, probably: the result stays in its caches unless all that is touched together
     /// fills the last-level cache.
     Local,
-    /// Another core. From 4 KiB on the result is stored past the caches: a line that is dirty in one
-    /// costs the other more than a line in memory, several times as much if they share no cache. If
-    /// they share one, it is worth it for larger results only (see `hand_over`).
+    /// A core that shares a cache with this one, and has read what was there before. As `Local`,
+    /// but on a wide machine (see [`Machine::is_wide`]) by its string instruction.
+    Near,
+    /// A core that shares no cache with this one. From 4 KiB on the result is stored past the
+    /// caches, as a line that is dirty in one costs the other several times as much as a line in
+    /// memory; on a wide machine by its string instruction while it fits its caches.
     HandOver,
 }
 
@@ -72,30 +75,50 @@ unsafe fn copy_long(dst: *mut u8, src: *const u8, bytes: usize, hint: Hint) {
     let is_wide = Machine::get().is_wide;
     // SAFETY: the caller's promise.
     unsafe {
-        if hint == Hint::HandOver && hint.streams(bytes, 2) {
-            stream(dst, src, bytes);
-        } else if is_wide && bytes <= WIDE_UP_TO {
-            copy_wide(dst, src, bytes);
-        } else if is_wide && bytes >= PARTS_FROM {
-            copy_in_parts(dst, src, bytes);
-        } else if hint.streams(bytes, 2) {
-            stream(dst, src, bytes);
-        } else if !is_wide && lies_ahead(dst, src) {
-            copy_lines::<false>(dst, src, bytes);
-        } else {
-            std::ptr::copy_nonoverlapping(src, dst, bytes);
+        match hint {
+            Hint::Local if is_wide && bytes <= WIDE_UP_TO => copy_wide(dst, src, bytes),
+            Hint::HandOver if is_wide && bytes < PAST_CACHES_FROM => {
+                hand_over(dst, src, bytes, true);
+            }
+            Hint::Local | Hint::Near if is_wide => copy_in_parts(dst, src, bytes),
+            _ if hint.streams(bytes, 2) => stream(dst, src, bytes),
+            _ if lies_ahead(dst, src, 32) => copy_lines::<false>(dst, src, bytes),
+            _ => std::ptr::copy_nonoverlapping(src, dst, bytes),
         }
     }
 }
 
-/// Whether `dst` lies less than 32 bytes further in its page than `src`. There `rep movsb` goes byte
-/// by byte on a Zen 3 (on a Zen 5 it does not): 16 KiB are copied at 2.7 GB/s instead of 87, and at
-/// 47 by [`copy_lines`]. It is a frequent case: what was allocated with `malloc` begins 16 bytes behind a page's begin, and
+/// Whether this is a wide machine; see [`Hint::Near`].
+#[inline]
+pub(crate) fn is_wide() -> bool {
+    Machine::get().is_wide
+}
+
+/// Copies a piece that another core reads at once, and orders it before every later store.
+///
+/// # Safety
+/// As for [`copy`]; at least 64 bytes.
+pub(crate) unsafe fn hand_over(dst: *mut u8, src: *const u8, bytes: usize, is_far: bool) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if is_wide() && !(is_far && lies_ahead(dst, src, 64)) {
+            copy_in_parts(dst, src, bytes);
+        } else {
+            stream(dst, src, bytes);
+        }
+    }
+}
+
+/// Whether `dst` lies less than so many bytes further in its page than `src`. Within 32 bytes `rep
+/// movsb` goes byte by byte on a Zen 3: 16 KiB are copied at 2.7 GB/s instead of 87, and at 47 by
+/// [`copy_lines`]. Within 64 it takes three times as long on a Zen 5 if another core that is far has
+/// the target. It is a frequent case: what was allocated with `malloc` begins 16 bytes behind a page's begin, and
 /// shared memory at it.
 #[inline]
-fn lies_ahead(dst: *mut u8, src: *const u8) -> bool {
+fn lies_ahead(dst: *mut u8, src: *const u8, within: usize) -> bool {
     const PAGE: usize = 4096;
-    cfg!(target_arch = "x86_64") && (1..32).contains(&(dst.addr().wrapping_sub(src.addr()) % PAGE))
+    cfg!(target_arch = "x86_64")
+        && (1..within).contains(&(dst.addr().wrapping_sub(src.addr()) % PAGE))
 }
 
 impl Hint {
@@ -104,7 +127,9 @@ impl Hint {
     #[inline]
     pub(crate) fn streams(self, bytes: usize, ranges: usize) -> bool {
         match self {
-            Self::Local => bytes.saturating_mul(ranges) >= Machine::get().last_level_cache,
+            Self::Local | Self::Near => {
+                bytes.saturating_mul(ranges) >= Machine::get().last_level_cache
+            }
             Self::HandOver => bytes >= HAND_OVER_FROM,
         }
     }
@@ -188,17 +213,24 @@ pub(crate) fn prefetch_owned(line: *const u8) {
     let _ = line;
 }
 
-/// Up to how many bytes 64-byte loads and stores are best on a wide machine: 8 KiB in 30 ns, where
-/// the C library takes 52, and 37 and 52 if the target comes from the second-level cache. With the
-/// source there as well it is 95 and 77, and above the first level 64-byte stores gain nothing.
+/// Up to how many bytes 64-byte loads and stores are best on a wide machine where no other core has
+/// the target: 8 KiB in 30 ns, where the string instruction takes 52, and 37 and 52 if the target
+/// comes from the second-level cache. With the source there as well it is 95 and 77, and above the
+/// first level 64-byte stores gain nothing. If another core has read the target, 8 KiB sent and
+/// received take 418 ns by them and 280 by the string instruction, far 1850 and 940, and past the
+/// caches 740 and 1000.
 const WIDE_UP_TO: usize = 8 << 10;
 
-/// From how many bytes on a wide machine copies in parts, and up to how many from either end in
-/// turn. The same 1 MiB to the same place: the C library 57 GB/s, in parts 66, in turn 80; 16 MiB
-/// 33, 42 and 42, past the caches 33; 64 MiB 18, 24, 21 and 18 to 25.
-const PARTS_FROM: usize = 512 << 10;
-const TURNS_UP_TO: usize = 8 << 20;
+/// From how many bytes on a wide machine copies for a far reader past the caches, like others: of
+/// more than half of what the second-level cache holds. 64 KiB written and read, far, 4.6 µs by the
+/// string instruction and 5.0 past the caches, 256 KiB 15.4 and 15.1, 1 MiB 73 and 60.
+const PAST_CACHES_FROM: usize = 256 << 10;
+
+/// A wide machine copies in parts of so many bytes, and up to so many from either end in turn. The
+/// same 1 MiB to the same place: the C library 57 GB/s, in parts 66, in turn 80; 16 MiB 33, 42 and
+/// 42, past the caches 33; 64 MiB 18, 24, 21 and 18 to 25.
 const PART: usize = 256 << 10;
+const TURNS_UP_TO: usize = 8 << 20;
 
 /// What copies depend on. Asked once a process, without a system call.
 struct Machine {
@@ -253,8 +285,8 @@ unsafe fn copy_wide(dst: *mut u8, src: *const u8, bytes: usize) {
 }
 
 /// Copies part by part, each by the processor's own string instruction. Up to [`TURNS_UP_TO`] every
-/// other copy of an OS thread begins at the end: of what is copied again, the end is still in the
-/// caches, and a copy from the begin would push it out before it comes to it.
+/// other copy of several parts begins at the end: of what is copied again, the end is still in
+/// the caches, and a copy from the begin would push it out before it comes to it.
 ///
 /// # Safety
 /// As for [`copy`], on a wide machine.
@@ -278,7 +310,7 @@ unsafe fn copy_in_parts(dst: *mut u8, src: *const u8, bytes: usize) {
         }
     };
     let begins = (0..bytes).step_by(PART);
-    if bytes <= TURNS_UP_TO && FROM_END.replace(!FROM_END.get()) {
+    if bytes > PART && bytes <= TURNS_UP_TO && FROM_END.replace(!FROM_END.get()) {
         begins.rev().for_each(part);
     } else {
         begins.for_each(part);
@@ -417,7 +449,7 @@ mod tests {
 
     use super::*;
 
-    const HINTS: [Hint; 2] = [Hint::Local, Hint::HandOver];
+    const HINTS: [Hint; 3] = [Hint::Local, Hint::Near, Hint::HandOver];
 
     type Copier = unsafe fn(*mut u8, *const u8, usize);
 
@@ -440,6 +472,8 @@ mod tests {
         match hint {
             // SAFETY: the promise of whoever calls the copier.
             Hint::Local => |dst, src, bytes| unsafe { copy(dst, src, bytes, Hint::Local) },
+            // SAFETY: as above.
+            Hint::Near => |dst, src, bytes| unsafe { copy(dst, src, bytes, Hint::Near) },
             // SAFETY: as above.
             Hint::HandOver => |dst, src, bytes| unsafe { copy(dst, src, bytes, Hint::HandOver) },
         }
@@ -519,7 +553,7 @@ mod tests {
             for bytes in [STRING_FROM - 1, STRING_FROM, 4096, 3 * 4096 + 5] {
                 let (source, dst) = (&room[from + 4096..], &mut target[to + ahead..]);
                 assert_eq!(
-                    lies_ahead(dst.as_mut_ptr(), source.as_ptr()),
+                    lies_ahead(dst.as_mut_ptr(), source.as_ptr(), 32),
                     noticed,
                     "{ahead}"
                 );
@@ -533,7 +567,8 @@ mod tests {
         // The other way round it is fast.
         assert!(!lies_ahead(
             target[to..].as_mut_ptr(),
-            room[from + 16..].as_ptr()
+            room[from + 16..].as_ptr(),
+            32
         ));
     }
 

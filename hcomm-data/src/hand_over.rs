@@ -1,37 +1,40 @@
 //! Whether the peer of a channel reads what is written to it, and whether it is far.
 //!
-//! A large write is best made by plain stores if the peer does not read it soon, or shares a cache
-//! with this core; and past the caches if the peer reads it from a core that is far, where a line
-//! that is dirty in the cache of another core takes several times as long as one in memory (64 KiB
-//! written and read, far: 34 µs by plain stores, 6.7 past the caches; written and not read: 1.5
-//! and 2.9). Which of these a channel's peer does is learnt from the destination: after a plain
+//! A large write is best made by plain stores if the peer does not read it soon, and otherwise in
+//! another way: past the caches if the peer reads it from a core that is far, where a line that is
+//! dirty in the cache of another core takes several times as long as one in memory (Zen 4: 64 KiB
+//! written and read, far: 34 µs by plain stores, 6.7 past the caches; written and not read: 1.5 and
+//! 2.9); and on a wide machine by its string instruction, wherever the reader is (see
+//! [`Hint`]). Which of these a channel's peer does is learnt from the destination: after a
 //! write this core owns its lines alone, until the peer has read them. So now and then, before a
 //! destination is written again, the time to own its last line, which was loaded before, is taken:
-//! it is long only if somebody far has the line as well. (A reader that is near would gain a third
-//! from 64 KiB on; its time differs from nobody's by less than the clock is good for.)
+//! it is long only if somebody has the line as well.
 //!
 //! While writes go past the caches there is nothing to learn from, so after a number of them one
 //! is made plainly again.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 
-use crate::copy::Hint;
+use crate::copy::{self, Hint};
 use crate::memory::{self, Place};
 
 /// Bytes of a write from which it matters.
 const FROM: usize = 4 << 10;
 /// Plain writes between two questions.
 const ASK_EVERY: u32 = 16;
-/// Writes past the caches until a plain one.
+/// Writes to a far reader until a plain one.
 const TRY_AFTER: u32 = 256;
 /// To own a line takes up to 20 ns if nobody else has it (by a clock of 10 ns), 30 to 50 if a core
-/// has it that shares a cache, 140 to 170 if one has it that is far.
+/// has it that shares a cache, 140 to 170 if one has it that is far. The lower two are told apart
+/// where it matters, and not each time.
+const NEAR_NS: u64 = 28;
 const FAR_NS: u64 = 80;
 
 /// What is known of one channel's peer. Used by the one OS thread at a time that posts there.
 #[derive(Debug, Default)]
 pub(crate) struct HandOver {
-    past_caches: AtomicBool,
+    /// A [`Hint`], as a number.
+    hint: AtomicU8,
     /// Writes since something changed.
     writes: AtomicU32,
 }
@@ -43,32 +46,39 @@ impl HandOver {
         if dst.bytes() < FROM {
             return Hint::Local;
         }
-        self.learn(|| memory::time_to_own(dst))
+        self.learn(copy::is_wide(), || memory::time_to_own(dst))
     }
 
     /// `time_to_own` gives, in ns, how long it takes to own the destination's last line.
-    fn learn(&self, time_to_own: impl FnOnce() -> u64) -> Hint {
+    fn learn(&self, is_wide: bool, time_to_own: impl FnOnce() -> u64) -> Hint {
+        const HINTS: [Hint; 3] = [Hint::Local, Hint::Near, Hint::HandOver];
+        let hint = HINTS[usize::from(self.hint.load(Ordering::Relaxed)) % HINTS.len()];
         let writes = self.writes.load(Ordering::Relaxed);
-        if self.past_caches.load(Ordering::Relaxed) {
-            if writes < TRY_AFTER {
-                self.writes.store(writes + 1, Ordering::Relaxed);
-                return Hint::HandOver;
-            }
-            // The next write asks what became of this one.
-            self.turn(false, ASK_EVERY);
-            return Hint::Local;
-        }
-        if writes < ASK_EVERY {
+        let most = if hint == Hint::HandOver {
+            TRY_AFTER
+        } else {
+            ASK_EVERY
+        };
+        if writes < most {
             self.writes.store(writes + 1, Ordering::Relaxed);
+            return hint;
+        }
+        if hint == Hint::HandOver {
+            // The next write asks what became of this one.
+            self.turn(Hint::Local, ASK_EVERY);
             return Hint::Local;
         }
-        let is_far = time_to_own() >= FAR_NS;
-        self.turn(is_far, 0);
-        if is_far { Hint::HandOver } else { Hint::Local }
+        let hint = match time_to_own() {
+            FAR_NS.. => Hint::HandOver,
+            NEAR_NS.. if is_wide => Hint::Near,
+            _ => Hint::Local,
+        };
+        self.turn(hint, 0);
+        hint
     }
 
-    fn turn(&self, past_caches: bool, writes: u32) {
-        self.past_caches.store(past_caches, Ordering::Relaxed);
+    fn turn(&self, hint: Hint, writes: u32) {
+        self.hint.store(hint as u8, Ordering::Relaxed);
         self.writes.store(writes, Ordering::Relaxed);
     }
 }
@@ -81,11 +91,24 @@ mod tests {
     const READ_NEAR: u64 = 40;
     const UNREAD: u64 = 10;
 
-    /// How many of so many writes go past the caches.
+    /// How many of so many writes are made for a far reader.
     fn writes(learned: &HandOver, count: u32, ns: u64) -> u32 {
         (0..count)
-            .map(|_| u32::from(learned.learn(|| ns) == Hint::HandOver))
+            .map(|_| u32::from(learned.learn(false, || ns) == Hint::HandOver))
             .sum()
+    }
+
+    #[test]
+    fn a_near_reader_is_noticed_where_that_matters() {
+        let learned = HandOver::default();
+        let hints = |is_wide, ns| {
+            let writes = (0..100).map(|_| learned.learn(is_wide, || ns));
+            writes.skip(20).collect::<Vec<_>>()
+        };
+        assert_eq!(hints(true, READ_NEAR), [Hint::Near; 80]);
+        assert_eq!(hints(true, UNREAD), [Hint::Local; 80]);
+        assert_eq!(hints(false, READ_NEAR), [Hint::Local; 80]);
+        assert_eq!(hints(true, READ_FAR), [Hint::HandOver; 80]);
     }
 
     #[test]

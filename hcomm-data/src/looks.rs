@@ -20,7 +20,7 @@
 use std::hint::spin_loop;
 
 /// Looks that come quickly.
-const BRISK: u32 = 12;
+const BRISK: u32 = 20;
 /// As how many of those a slow one counts, for it takes as long.
 const SLOW: u32 = 4;
 

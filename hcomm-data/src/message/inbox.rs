@@ -148,12 +148,13 @@ impl Inbox {
         unsafe { self.base.add(self.shape.header(position) * 8 + 8) }
     }
 
-    /// Copies a part of `src` to the data ring; past the caches if `streams`.
-    pub(crate) fn fill_data(&self, position: u64, src: Place<'_>, streams: bool) {
+    /// Copies a part of `src` to the data ring. `to_far` says whether the peer is far, where the part
+    /// is worth being handed over.
+    pub(crate) fn fill_data(&self, position: u64, src: Place<'_>, to_far: Option<bool>) {
         if let Some(dst) = self.data(position, src.bytes()) {
             // SAFETY: both ranges exist and are as long; a caller's memory and a ring are apart,
             // and bytes that are sent from the ring itself may come out torn.
-            unsafe { copy(dst.as_ptr(), src.address().as_ptr(), src.bytes(), streams) }
+            unsafe { copy(dst.as_ptr(), src.address().as_ptr(), src.bytes(), to_far) }
         }
     }
 
@@ -161,7 +162,7 @@ impl Inbox {
     pub(crate) fn empty_data(&self, position: u64, dst: Place<'_>) {
         if let Some(src) = self.data(position, dst.bytes()) {
             // SAFETY: as in `fill_data`.
-            unsafe { copy(dst.address().as_ptr(), src.as_ptr(), dst.bytes(), false) }
+            unsafe { copy(dst.address().as_ptr(), src.as_ptr(), dst.bytes(), None) }
         }
     }
 
@@ -225,18 +226,18 @@ impl Blobs for Inbox {
     }
 }
 
-/// Copies; past the caches if `streams`, and then all of it is there before any later store.
+/// Copies; all of it is there before any later store.
 ///
 /// # Safety
-/// `src` is readable and `dst` writable for `bytes` bytes.
-unsafe fn copy(dst: *mut u8, src: *const u8, bytes: usize, streams: bool) {
+/// `src` is readable and `dst` writable for `bytes` bytes; at least 64 if they are handed over.
+unsafe fn copy(dst: *mut u8, src: *const u8, bytes: usize, to_far: Option<bool>) {
     let apart = dst.addr().abs_diff(src.addr()) >= bytes;
     // SAFETY: the caller's promise. They overlap if a program sends its own inbox.
     unsafe {
         if !apart {
             std::ptr::copy(src, dst, bytes);
-        } else if streams {
-            crate::copy::stream(dst, src, bytes);
+        } else if let Some(is_far) = to_far {
+            crate::copy::hand_over(dst, src, bytes, is_far);
         } else {
             crate::copy::copy(dst, src, bytes, Hint::Local);
         }

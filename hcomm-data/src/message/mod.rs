@@ -5,7 +5,7 @@
 //! Each side has an inbox that only the other one writes:
 //!
 //! ```text
-//! | credits, distance | refusal | beacon | exchange line | grant, offer | answer | blob
+//! | credits | refusal, distance | beacon | exchange line | grant, offer | answer | blob
 //! | cells, 64 bytes each | data ring |
 //! ```
 //!

@@ -24,14 +24,15 @@ pub(crate) mod lines {
     /// Of what its owner sends, how many cells the peer has taken; then bytes of data.
     pub(crate) const CREDIT_CELLS: usize = 0;
     pub(crate) const CREDIT_DATA: usize = 1;
-    /// 1 where the peer found that its core shares no cache with ours.
-    pub(crate) const DISTANCE: usize = 2;
     /// 1 if the peer has refused a message; then the bytes sent, the bytes expected, and the
     /// numbers of both data types.
     pub(crate) const REFUSAL: usize = 16;
     pub(crate) const REFUSAL_SENT: usize = 17;
     pub(crate) const REFUSAL_EXPECTED: usize = 18;
     pub(crate) const REFUSAL_TYPES: usize = 19;
+    /// 1 where the peer found that its core shares no cache with ours. Looked at for each long
+    /// message, so not beside the credits, which the peer writes after each.
+    pub(crate) const DISTANCE: usize = 20;
     /// Written to measure how long a line takes from the peer.
     pub(crate) const BEACON: usize = 32;
     /// The line in which short messages go to and fro, in the inbox of the side that is called the
