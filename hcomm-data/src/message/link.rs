@@ -2,12 +2,13 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use hcomm_types::{DataType, Error, ErrorKind, Result};
 
 use super::direct::{Grant, Offers, Targets};
+use super::exchange::{Sent, Taken};
 use super::header::{EXCHANGED, Exchanged, Header, Kind, MOST_BYTES, broken};
 use super::inbox::Inbox;
 use super::ring::{Head, MOST_CELLS, PAYLOAD, Shape, Tail, Words, get, lines, set};
@@ -52,9 +53,8 @@ struct Outgoing {
     streams: AtomicU64,
     /// Pieces so far, for the beacon.
     pieces: AtomicU64,
-    /// Messages through the exchange line, and how many of them the peer is known to have taken.
-    exchanged: AtomicU64,
-    acknowledged: AtomicU64,
+    /// Messages through the exchange line.
+    exchanged: Sent,
     /// Long messages that are over.
     longs: AtomicU64,
     /// Offers that were answered.
@@ -68,8 +68,8 @@ struct Outgoing {
 struct Incoming {
     head: Head,
     turn: Turn,
-    /// Messages taken from the exchange line.
-    exchanged: AtomicU64,
+    /// The same from there.
+    exchanged: Taken,
     /// How long the beacon took, in nanoseconds, smoothed; 0 if it was never looked at.
     beacon: AtomicU64,
     is_far: AtomicU64,
@@ -229,7 +229,9 @@ impl MessageLink {
             return Err(link.refused());
         }
         match get(&link.out.turn.holder) {
-            0 if src.bytes() <= EXCHANGED && link.may_exchange() => Ok(link.exchange(src, dtype)),
+            0 if src.bytes() <= EXCHANGED && link.out.exchanged.is_free() => {
+                Ok(link.exchange(src, dtype))
+            }
             0 if src.bytes() <= link.most_in_cells() => Ok(link.send_short(src, dtype)),
             holder if holder == 0 || holder == who => link.send_pieces(who, src, dtype),
             _ => Ok(Step::Waits),
@@ -312,26 +314,18 @@ impl Inner {
     }
 
     #[inline]
-    fn may_exchange(&self) -> bool {
-        // Its payload is written only after the peer has read the one before.
-        get(&self.out.exchanged) == self.out.acknowledged.load(Ordering::Acquire)
-    }
-
-    #[inline]
     fn exchange(&self, src: Place<'_>, dtype: DataType) -> Step {
-        let number = get(&self.out.exchanged) + 1;
         let header = Exchanged {
-            number: number as u16,
+            number: 0,
             bytes: src.bytes() as u8,
             dtype,
             position: self.out.tail.cells() as u16,
-            taken: self.incoming.exchanged.load(Ordering::Acquire) as u16,
+            taken: 0,
         };
         let (line, half, _) = self.exchange_line();
-        line.fill_words(half + 1, src);
-        // Before the peer can answer: another OS thread may receive.
-        set(&self.out.exchanged, number);
-        line.store(half, header.word());
+        let fill = || line.fill_words(half + 1, src);
+        let (sent, taken) = (&self.out.exchanged, &self.incoming.exchanged);
+        sent.send(taken, line, half, header, fill);
         self.ring();
         Step::Done
     }
@@ -340,10 +334,8 @@ impl Inner {
     #[inline]
     fn exchanged(&self) -> Option<u64> {
         let (line, _, half) = self.exchange_line();
-        let word = line.load(half);
-        let number = get(&self.incoming.exchanged).wrapping_add(1) as u16;
         let position = self.incoming.head.cells() as u16;
-        Exchanged::is(word, number, position).then_some(word)
+        self.incoming.exchanged.next(line, half, position)
     }
 
     #[inline]
@@ -354,13 +346,10 @@ impl Inner {
             return Err(self.refuse(sent, header.dtype, dst.bytes() as u64, dtype));
         }
         let (line, _, half) = self.exchange_line();
-        line.empty_words(half + 1, dst);
-        let taken = &self.incoming.exchanged;
-        taken.store(get(taken) + 1, Ordering::Release);
-        let sent = get(&self.out.exchanged);
-        if header.taken == sent as u16 {
-            self.out.acknowledged.store(sent, Ordering::Release);
-        }
+        let empty = || line.empty_words(half + 1, dst);
+        let (sent, taken) = (&self.out.exchanged, &self.incoming.exchanged);
+        taken.take(header, sent, empty);
+        set(&self.out.streams, 0);
         Ok(Step::Done)
     }
 

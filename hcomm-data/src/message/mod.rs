@@ -53,6 +53,7 @@
 //! order; a queue that finds another one in the middle of a message waits for it.
 
 mod direct;
+mod exchange;
 pub(crate) mod header;
 #[allow(unsafe_code)]
 mod inbox;
