@@ -356,8 +356,8 @@ static void kern(const char *k, copy_fn fn, size_t z, int np, int kind) {
     if (!ch[p]) {
       pin(p);
       char *a = mem(z, kind), *b = mem(z, kind);
-      memset(a, 0, z);
-      memset(b, 0, z);
+      // Not zeros: some processors store those past the caches at twice the speed of anything else.
+      for (size_t i = 0; i < z; i++) a[i] = b[i] = 1 + (i * 31 + i / 251) % 255;
       fn(a, b, z);
       atomic_fetch_add(&s->ready, 1);
       while (atomic_load(&s->ready) < (uint64_t)np) {
