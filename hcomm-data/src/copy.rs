@@ -112,8 +112,8 @@ pub(crate) unsafe fn hand_over(dst: *mut u8, src: *const u8, bytes: usize, is_fa
 /// Whether `dst` lies less than so many bytes further in its page than `src`. Within 32 bytes `rep
 /// movsb` goes byte by byte on a Zen 3: 16 KiB are copied at 2.7 GB/s instead of 87, and at 47 by
 /// [`copy_lines`]. Within 64 it takes three times as long on a Zen 5 if another core that is far has
-/// the target. It is a frequent case: what was allocated with `malloc` begins 16 bytes behind a page's begin, and
-/// shared memory at it.
+/// the target. It is a frequent case: what was allocated with `malloc` begins 16 bytes behind a
+/// page's begin, and shared memory at it.
 #[inline]
 fn lies_ahead(dst: *mut u8, src: *const u8, within: usize) -> bool {
     const PAGE: usize = 4096;
@@ -221,9 +221,9 @@ pub(crate) fn prefetch_owned(line: *const u8) {
 /// caches 740 and 1000.
 const WIDE_UP_TO: usize = 8 << 10;
 
-/// From how many bytes on a wide machine copies for a far reader past the caches, like others: of
-/// more than half of what the second-level cache holds. 64 KiB written and read, far, 4.6 µs by the
-/// string instruction and 5.0 past the caches, 256 KiB 15.4 and 15.1, 1 MiB 73 and 60.
+/// From how many bytes on a wide machine copies for a far reader past the caches, like others.
+/// 64 KiB written and read, far, take 4.6 µs by the string instruction and 5.0 past the caches,
+/// 256 KiB 15.4 and 15.1, 1 MiB 73 and 60.
 const PAST_CACHES_FROM: usize = 256 << 10;
 
 /// A wide machine copies in parts of so many bytes, and up to so many from either end in turn. The
@@ -236,9 +236,10 @@ const TURNS_UP_TO: usize = 8 << 20;
 struct Machine {
     /// Bytes of the last-level cache that this core uses, all cores' share of it.
     last_level_cache: usize,
-    /// An AMD processor from Zen 5 on: it loads and stores 64 bytes at once, and `rep movsb` neither
-    /// fetches the lines that it overwrites nor slows down where [`lies_ahead`] says so. The numbers
-    /// above were measured on one with 1 MiB of second-level and 32 MiB of last-level cache.
+    /// An AMD processor from Zen 5 on: it loads and stores 64 bytes at once, and `rep movsb` does
+    /// not fetch the lines that it overwrites, and slows down only for a far core where
+    /// [`lies_ahead`] says so. The numbers above were measured on one with 1 MiB of second-level and
+    /// 32 MiB of last-level cache.
     is_wide: bool,
 }
 

@@ -351,6 +351,70 @@ fn a_hostile_peer_breaks_the_link_and_nothing_else() {
     }
 }
 
+/// Writes cell `index` into the peer's inbox, by hand.
+fn write_cell(end: &End, index: u64, header: u64, payload: &[u8]) {
+    let cell = end.memory.sub(0..64).unwrap();
+    let mut bytes = header.to_le_bytes().to_vec();
+    bytes.extend_from_slice(payload);
+    bytes.resize(64, 0);
+    cell.copy_from(&bytes).unwrap();
+    let at = 1024 + index * 64;
+    let target = end.side.remote.sub(at..at + 64).unwrap();
+    let thread = &end.side.thread;
+    thread.write(&end.side.channel, &target, &cell).unwrap();
+}
+
+/// In the first lap.
+const fn header(kind: u64, bytes: u64, dtype: DataType) -> u64 {
+    1 | kind << 16 | bytes << 20 | (dtype as u64) << 32
+}
+
+#[test]
+fn a_message_whose_cells_come_one_by_one_is_taken_as_they_come() {
+    let [a, b] = ends(128);
+    let sent = content(1, 100);
+    let place = b.memory.sub(0..100).unwrap();
+    place.copy_from(&[0; 100]).unwrap();
+    write_cell(&a, 0, header(0, 100, DataType::U8), &sent[..56]);
+    b.side.thread.recv(&b.link, &place, DataType::U8).unwrap();
+    assert!(!b.side.thread.is_idle());
+    let mut found = [0; 100];
+    place.copy_to(&mut found).unwrap();
+    assert_eq!((&found[..56], &found[56..]), (&sent[..56], &[0; 44][..]));
+    // Another message does not come in between.
+    let other = b.memory.sub(100..108).unwrap();
+    b.side.thread.recv(&b.link, &other, DataType::U8).unwrap();
+    write_cell(&a, 1, header(1, 0, DataType::U8), &sent[56..]);
+    write_cell(&a, 2, header(0, 8, DataType::U8), &[9; 8]);
+    b.side.thread.synchronize(None).unwrap();
+    place.copy_to(&mut found).unwrap();
+    assert_eq!(found, sent[..]);
+    let mut next = [0; 8];
+    other.copy_to(&mut next).unwrap();
+    assert_eq!(next, [9; 8]);
+}
+
+#[test]
+fn what_is_no_cell_of_the_message_breaks_it() {
+    for second in [
+        header(0, 44, DataType::U8),
+        header(1, 0, DataType::I8),
+        header(2, 0, DataType::U8),
+        header(9, 0, DataType::U8),
+    ] {
+        let [a, b] = ends(128);
+        let place = b.memory.sub(0..100).unwrap();
+        write_cell(&a, 0, header(0, 100, DataType::U8), &[1; 56]);
+        write_cell(&a, 1, second, &[1; 44]);
+        let thread = &b.side.thread;
+        let error = thread
+            .recv(&b.link, &place, DataType::U8)
+            .and_then(|()| thread.synchronize(None))
+            .unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::LinkDown, "{second:#x}: {error}");
+    }
+}
+
 /// The data ring of a side's inbox.
 fn ring(end: &End) -> Slice {
     end.side.part(INBOX - DATA as usize, DATA as usize)

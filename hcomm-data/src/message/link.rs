@@ -147,10 +147,9 @@ const MOST_NANOS: u64 = 1000;
 /// How many cells before their use their lines are fetched: by the sender to own them, unless it
 /// has received since it sent, for then what it sends now is urgent, and those lines would come
 /// before it; and by the receiver to read them, unless it has waited, for then they are about to be
-/// written. With less, a
-/// stream of short messages takes the time of a hand-over a message, because one message's loads and
-/// stores fill the buffers of a core, and no two misses overlap: 64 bytes, far, 240 ns a message
-/// without, 180 with 3 ahead, 130 with 4, 140 with 6.
+/// written. With less, a stream of short messages takes the time of a hand-over a message, because
+/// one message's loads and stores fill the buffers of a core, and no two misses overlap: 64 bytes,
+/// far, 240 ns a message without, 180 with 3 ahead, 130 with 4, 140 with 6.
 const CELLS_AHEAD: u64 = 4;
 /// Most cells of a message that follows another one. Far, messages of 512 bytes take 290 ns in cells
 /// and 320 as pieces, of 1 KiB 530 and 335.
