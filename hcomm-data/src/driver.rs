@@ -189,12 +189,15 @@ where
 
     /// Drives until `done` says something.
     pub(crate) fn until<R>(&mut self, mut done: impl FnMut() -> Option<R>) -> Result<R, TimedOut> {
+        let mut has_seen = false;
         loop {
             let happened = self.drive();
             if let Some(result) = done() {
                 return Ok(result);
             }
-            if !happened && self.look_closely() {
+            // If what was seen has moved nothing, it is not for who waits here: the clock goes on.
+            has_seen = !happened && !has_seen && self.look_closely();
+            if has_seen {
                 note_short_wait();
             } else if let Err(late) = self.round(happened) {
                 // What the last round has found counts more than the clock.
