@@ -15,14 +15,14 @@ use std::sync::OnceLock;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hint {
     /// This core, probably: the result stays in its caches unless all that is touched together
-    /// fills the last-level cache.
+    /// fills the last-level cache, or for a copy on a wide machine even then.
     Local,
     /// A core that shares a cache with this one, and has read what was there before. As `Local`,
-    /// but on a wide machine (see [`Machine::is_wide`]) by its string instruction.
+    /// but a copy on a wide machine (an AMD Zen 5) goes by its string instruction.
     Near,
     /// A core that shares no cache with this one. From 4 KiB on the result is stored past the
     /// caches, as a line that is dirty in one costs the other several times as much as a line in
-    /// memory; on a wide machine by its string instruction while it fits its caches.
+    /// memory; a copy on a wide machine goes by its string instruction up to 256 KiB.
     HandOver,
 }
 
@@ -226,12 +226,6 @@ const WIDE_UP_TO: usize = 8 << 10;
 /// 256 KiB 15.4 and 15.1, 1 MiB 73 and 60.
 const PAST_CACHES_FROM: usize = 256 << 10;
 
-/// A wide machine copies in parts of so many bytes, and up to so many from either end in turn. The
-/// same 1 MiB to the same place: the C library 57 GB/s, in parts 66, in turn 80; 16 MiB 33, 42 and
-/// 42, past the caches 33; 64 MiB 18, 24, 21 and 18 to 25.
-const PART: usize = 256 << 10;
-const TURNS_UP_TO: usize = 8 << 20;
-
 /// What copies depend on. Asked once a process, without a system call.
 struct Machine {
     /// Bytes of the last-level cache that this core uses, all cores' share of it.
@@ -253,6 +247,10 @@ impl Machine {
         })
     }
 }
+
+/// Bytes of a part of a long copy on a wide machine.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+const PART: usize = 256 << 10;
 
 /// Copies by loads and stores of 64 bytes.
 ///
@@ -285,14 +283,17 @@ unsafe fn copy_wide(dst: *mut u8, src: *const u8, bytes: usize) {
     }
 }
 
-/// Copies part by part, each by the processor's own string instruction. Up to [`TURNS_UP_TO`] every
+/// Copies part by part, each by the processor's own string instruction. Up to a number of bytes every
 /// other copy of several parts begins at the end: of what is copied again, the end is still in
-/// the caches, and a copy from the begin would push it out before it comes to it.
+/// the caches, and a copy from the begin would push it out before it comes to it. The same 1 MiB to
+/// the same place: the C library 57 GB/s, in parts from the begin 66, in turn 80; 16 MiB 33, 42 and
+/// 42, past the caches 33; 64 MiB 18, 24, 21 and 18 to 25.
 ///
 /// # Safety
-/// As for [`copy`], on a wide machine.
+/// As for [`copy`].
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 unsafe fn copy_in_parts(dst: *mut u8, src: *const u8, bytes: usize) {
+    const TURNS_UP_TO: usize = 8 << 20;
     thread_local! {
         static FROM_END: Cell<bool> = const { Cell::new(false) };
     }

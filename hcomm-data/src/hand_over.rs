@@ -10,8 +10,8 @@
 //! destination is written again, the time to own its last line, which was loaded before, is taken:
 //! it is long only if somebody has the line as well.
 //!
-//! While writes go past the caches there is nothing to learn from, so after a number of them one
-//! is made plainly again.
+//! While writes for a far reader go past the caches there is nothing to learn from, so after a number
+//! of them one is made plainly again.
 
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 

@@ -20,7 +20,7 @@ use crate::runner::{Reason, Runner, no_thread_notify};
 use crate::work::{Run, Task, Work};
 use crate::worker::Worker;
 
-/// Looks for what may come soon, before a task is queued for it.
+/// Quick looks, or the time of so many, for what may come soon, before a task is queued for it.
 const LOOKS: u32 = 512;
 /// Room for tasks before a queue has to grow.
 const ROOM: usize = 128;

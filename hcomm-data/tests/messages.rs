@@ -3,9 +3,11 @@
 
 mod sides;
 
-use std::sync::Barrier;
+use std::sync::{Arc, Barrier};
+use std::time::Duration;
 
-use hcomm_data::{MessageLink, Slice};
+use hcomm_data::{Domain, Engine, MessageLink, Slice, Thread};
+use hcomm_transport::{SystemWaiter, WaitPolicy};
 use hcomm_types::{DataType, ErrorKind};
 
 use sides::{Link, Side, pair};
@@ -182,7 +184,7 @@ fn a_hostile_exchange_line_breaks_the_link_and_nothing_else() {
         evil.copy_from(&u64::to_le_bytes(header)).unwrap();
         let thread = &b.side.thread;
         thread.write(&b.side.channel, &line, &evil).unwrap();
-        let timeout = Some(std::time::Duration::from_millis(1));
+        let timeout = Some(Duration::from_millis(1));
         let mut found = [7; 16];
         let error = a
             .side
@@ -338,7 +340,7 @@ fn a_hostile_peer_breaks_the_link_and_nothing_else() {
                 .thread
                 .write(&a.side.channel, &target, &evil)
                 .unwrap();
-            let timeout = Some(std::time::Duration::from_millis(1));
+            let timeout = Some(Duration::from_millis(1));
             let mut found = [7; 16];
             let error = b
                 .side
@@ -402,17 +404,47 @@ fn what_is_no_cell_of_the_message_breaks_it() {
         header(2, 0, DataType::U8),
         header(9, 0, DataType::U8),
     ] {
-        let [a, b] = ends(128);
-        let place = b.memory.sub(0..100).unwrap();
-        write_cell(&a, 0, header(0, 100, DataType::U8), &[1; 56]);
-        write_cell(&a, 1, second, &[1; 44]);
-        let thread = &b.side.thread;
-        let error = thread
-            .recv(&b.link, &place, DataType::U8)
-            .and_then(|()| thread.synchronize(None))
-            .unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::LinkDown, "{second:#x}: {error}");
+        // Before it is asked for, and in the middle of the receive.
+        for is_late in [false, true] {
+            let [a, b] = ends(128);
+            let place = b.memory.sub(0..100).unwrap();
+            let thread = &b.side.thread;
+            write_cell(&a, 0, header(0, 100, DataType::U8), &[1; 56]);
+            let mut asked = Ok(());
+            if is_late {
+                thread.recv(&b.link, &place, DataType::U8).unwrap();
+                assert!(!thread.is_idle());
+            }
+            write_cell(&a, 1, second, &[1; 44]);
+            if !is_late {
+                asked = thread.recv(&b.link, &place, DataType::U8);
+            }
+            let error = asked.and_then(|()| thread.synchronize(None)).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::LinkDown, "{second:#x}: {error}");
+        }
     }
+}
+
+/// What is there is for somebody else, who does not take it.
+#[test]
+fn a_wait_for_what_another_queue_has_begun_ends_at_its_deadline() {
+    let [a, b] = ends(128);
+    let place = b.memory.sub(0..100).unwrap();
+    write_cell(&a, 0, header(0, 100, DataType::U8), &[1; 56]);
+    b.side.thread.recv(&b.link, &place, DataType::U8).unwrap();
+    let timeout = Some(Duration::from_millis(1));
+    let error = b.side.thread.synchronize(timeout).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Timeout);
+    // The rest comes, but its queue has given up.
+    write_cell(&a, 1, header(1, 0, DataType::U8), &[1; 44]);
+    let waiter = SystemWaiter::new(WaitPolicy::for_load(1, 2)).unwrap();
+    let domain = Domain::new(Arc::new(waiter), b.side.peers.clone(), Duration::ZERO);
+    let second = Thread::new(&domain, Engine::Cpu, 0).unwrap();
+    let mut found = [0; 8];
+    let error = second
+        .recv_blocking(&b.link, &mut found, DataType::U8, timeout, || ())
+        .unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Timeout);
 }
 
 /// The data ring of a side's inbox.

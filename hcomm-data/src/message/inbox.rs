@@ -117,6 +117,7 @@ impl Inbox {
         unsafe {
             let dst = self.payload(position).as_ptr();
             let src = src.address().as_ptr().wrapping_add(from);
+            // The usual length is a constant: no branches over lengths then.
             if left >= PAYLOAD {
                 crate::copy::copy_small(dst, src, PAYLOAD);
             } else {
@@ -134,6 +135,7 @@ impl Inbox {
         unsafe {
             let src = self.payload(position).as_ptr();
             let dst = dst.address().as_ptr().wrapping_add(to);
+            // As in `fill_cell`.
             if left >= PAYLOAD {
                 crate::copy::copy_small(dst, src, PAYLOAD);
             } else {
@@ -229,14 +231,18 @@ impl Blobs for Inbox {
 /// Copies; all of it is there before any later store.
 ///
 /// # Safety
-/// `src` is readable and `dst` writable for `bytes` bytes; at least 64 if they are handed over.
+/// `src` is readable and `dst` writable for `bytes` bytes.
 unsafe fn copy(dst: *mut u8, src: *const u8, bytes: usize, to_far: Option<bool>) {
+    /// What is handed over is at least as long.
+    const LINE: usize = 64;
     let apart = dst.addr().abs_diff(src.addr()) >= bytes;
     // SAFETY: the caller's promise. They overlap if a program sends its own inbox.
     unsafe {
         if !apart {
             std::ptr::copy(src, dst, bytes);
-        } else if let Some(is_far) = to_far {
+        } else if let Some(is_far) = to_far
+            && bytes >= LINE
+        {
             crate::copy::hand_over(dst, src, bytes, is_far);
         } else {
             crate::copy::copy(dst, src, bytes, Hint::Local);

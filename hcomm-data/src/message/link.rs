@@ -49,7 +49,7 @@ struct Inner {
 struct Outgoing {
     tail: Tail,
     turn: Turn,
-    /// 1 if a message was sent since one was received.
+    /// 1 if a message was sent since one was received, but through the exchange line.
     streams: AtomicU64,
     /// Pieces so far, for the beacon.
     pieces: AtomicU64,
@@ -81,6 +81,8 @@ struct Incoming {
     offers: Owned<Offers>,
     /// 1 if the next message was looked for and was not there.
     waits: AtomicU64,
+    /// 1 if the message in the middle lies in cells.
+    in_cells: AtomicU64,
 }
 
 /// Who is in the middle of a message, and where.
@@ -97,8 +99,8 @@ struct Way {
     /// Bytes of a piece: long enough that its cell costs little, short enough that both sides are
     /// soon at work.
     most: u64,
-    /// Bytes from which a piece is [handed over](copy::hand_over). Shorter ones are not worth the way
-    /// past the caches, or a string instruction.
+    /// Bytes from which a piece is [handed over](copy::hand_over): what shorter ones would gain is
+    /// less than the fence or the string instruction costs.
     hands_over_from: usize,
 }
 
@@ -275,8 +277,13 @@ impl MessageLink {
             return link.take_exchanged(word, dst, dtype);
         }
         link.expect_answer(dst.bytes());
-        match (header.kind, holder) {
-            (Kind::Short, 0) | (Kind::More, 1..) => link.recv_cells(who, dst, dtype, header),
+        let in_cells = get(&link.incoming.in_cells) != 0;
+        match header.kind {
+            Kind::Short if holder == 0 => link.recv_cells(who, dst, dtype, header),
+            _ if in_cells && header == Header::more(dtype) => {
+                link.recv_cells(who, dst, dtype, header)
+            }
+            _ if in_cells => Err(link.no_more(header, dtype)),
             _ => link.recv_pieces(who, dst, dtype, header),
         }
     }
@@ -295,7 +302,8 @@ impl MessageLink {
         let position = link.incoming.head.cells();
         let shape = link.own.shape();
         let word = link.own.load(shape.header(position));
-        link.exchanged().is_some()
+        let is_between = get(&link.incoming.turn.holder) == 0;
+        is_between && link.exchanged().is_some()
             || Header::of(word, shape.lap(position)).map_or(true, |header| header.is_some())
     }
 }
@@ -348,8 +356,17 @@ impl Inner {
         let empty = || line.empty_words(half + 1, dst);
         let (sent, taken) = (&self.out.exchanged, &self.incoming.exchanged);
         taken.take(header, sent, empty);
-        set(&self.out.streams, 0);
+        self.has_received();
         Ok(Step::Done)
+    }
+
+    /// What is sent next may be an answer.
+    #[inline]
+    fn has_received(&self) {
+        // Beside what the sending OS thread stores.
+        if get(&self.out.streams) != 0 {
+            set(&self.out.streams, 0);
+        }
     }
 
     /// Has the lines fetched to which an answer as long as what is received goes, if there is one:
@@ -444,7 +461,8 @@ impl Inner {
                 None
             };
             let Some(room) = room else {
-                set(&turn.holder, who);
+                // A message of which nothing has gone is not begun.
+                set(&turn.holder, if done > 0 { who } else { 0 });
                 set(&turn.done, done);
                 let moved = done > begun;
                 return Ok(if moved { Step::Moved } else { Step::Waits });
@@ -561,7 +579,11 @@ impl Inner {
         first: Header,
     ) -> Result<Step, Failure> {
         let Incoming {
-            head, turn, waits, ..
+            head,
+            turn,
+            waits,
+            in_cells,
+            ..
         } = &self.incoming;
         let shape = self.own.shape();
         let begin = head.cells();
@@ -589,12 +611,14 @@ impl Inner {
             }
             set(&turn.holder, who);
             set(&turn.done, done as u64);
+            set(in_cells, 1);
             head.take_cells(position - begin);
             return Ok(Step::Moved);
         }
         set(&turn.holder, 0);
         set(&turn.done, 0);
-        set(&self.out.streams, 0);
+        set(in_cells, 0);
+        self.has_received();
         head.take_cells(position - begin);
         if head.owes(shape) {
             head.tell(&self.peer);
@@ -618,13 +642,16 @@ impl Inner {
             match Header::of(word, lap) {
                 Ok(None) if looks.again() => {}
                 Ok(None) => return Ok(false),
-                Ok(Some(other)) => {
-                    let what = format!("{other:?} in the middle of a message of {dtype}");
-                    return Err(self.channel.failure(broken(what)));
-                }
+                Ok(Some(other)) => return Err(self.no_more(other, dtype)),
                 Err(error) => return Err(self.channel.failure(error)),
             }
         }
+    }
+
+    #[cold]
+    fn no_more(&self, header: Header, dtype: DataType) -> Failure {
+        let what = format!("{header:?} in the middle of a message of {dtype}");
+        self.channel.failure(broken(what))
     }
 
     fn recv_pieces(
@@ -678,13 +705,13 @@ impl Inner {
             let is_over = done == total;
             set(&turn.holder, if is_over { 0 } else { who });
             set(&turn.done, if is_over { 0 } else { done });
-            if is_over || head.owes_data(shape) {
+            if is_over || head.owes_data(shape) || head.owes(shape) {
                 head.tell(&self.peer);
                 self.ring();
             }
             if is_over {
                 set(longs, number);
-                set(&self.out.streams, 0);
+                self.has_received();
                 // A grant for what is sent next is read at once, when the time comes.
                 self.own.prefetch(lines::GRANT);
                 return Ok(Step::Done);

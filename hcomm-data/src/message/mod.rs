@@ -32,7 +32,7 @@
 //! than the data ring never waits if all messages before it were received.
 //!
 //! **Distance.** Where the two cores share no cache, lines that lie in the cache of one cost the
-//! other several times what lines in memory cost, so pieces are then stored past the caches. The
+//! other several times what lines in memory cost, so pieces are then handed over (`copy`). The
 //! receiver measures now and then how long a line takes to come that the sender has just
 //! written (the beacon), and tells the sender.
 //!
