@@ -37,31 +37,26 @@ pub trait SharedWord {
     fn store(&self, value: u64, order: Ordering);
 }
 
-impl SharedWord for AtomicU64 {
-    #[inline]
-    fn load(&self, order: Ordering) -> u64 {
-        Self::load(self, order)
-    }
+macro_rules! shared_word {
+    ($word:ty) => {
+        impl SharedWord for $word {
+            #[inline]
+            fn load(&self, order: Ordering) -> u64 {
+                Self::load(self, order)
+            }
 
-    #[inline]
-    fn store(&self, value: u64, order: Ordering) {
-        Self::store(self, value, order);
-    }
+            #[inline]
+            fn store(&self, value: u64, order: Ordering) {
+                Self::store(self, value, order);
+            }
+        }
+    };
 }
 
+shared_word!(AtomicU64);
 // The code itself, which keeps the machine's words at given addresses, has to compile, too.
 #[cfg(loom)]
-impl SharedWord for std::sync::atomic::AtomicU64 {
-    #[inline]
-    fn load(&self, order: Ordering) -> u64 {
-        Self::load(self, order)
-    }
-
-    #[inline]
-    fn store(&self, value: u64, order: Ordering) {
-        Self::store(self, value, order);
-    }
-}
+shared_word!(std::sync::atomic::AtomicU64);
 
 /// The value of an atomic that nobody else can reach.
 #[cfg(not(loom))]
