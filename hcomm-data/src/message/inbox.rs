@@ -116,13 +116,7 @@ impl Inbox {
         // SAFETY: both ranges exist, as just reckoned and by the shape.
         unsafe {
             let dst = self.payload(position).as_ptr();
-            let src = src.address().as_ptr().wrapping_add(from);
-            // The usual length is a constant: no branches over lengths then.
-            if left >= PAYLOAD {
-                crate::copy::copy_small(dst, src, PAYLOAD);
-            } else {
-                crate::copy::copy_small(dst, src, left);
-            }
+            copy_payload(dst, src.address().as_ptr().wrapping_add(from), left);
         }
     }
 
@@ -134,13 +128,7 @@ impl Inbox {
         // SAFETY: as in `fill_cell`.
         unsafe {
             let src = self.payload(position).as_ptr();
-            let dst = dst.address().as_ptr().wrapping_add(to);
-            // As in `fill_cell`.
-            if left >= PAYLOAD {
-                crate::copy::copy_small(dst, src, PAYLOAD);
-            } else {
-                crate::copy::copy_small(dst, src, left);
-            }
+            copy_payload(dst.address().as_ptr().wrapping_add(to), src, left);
         }
     }
 
@@ -225,6 +213,23 @@ impl Blobs for Inbox {
             .collect();
         blob.truncate(bytes);
         blob
+    }
+}
+
+/// Copies the payload of a cell, or the `left` bytes of a message that are left, if they are fewer.
+///
+/// # Safety
+/// `src` is readable and `dst` writable for so many bytes.
+#[inline(always)]
+unsafe fn copy_payload(dst: *mut u8, src: *const u8, left: usize) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        // The usual length is a constant: no branches over lengths then.
+        if left >= PAYLOAD {
+            crate::copy::copy_small(dst, src, PAYLOAD);
+        } else {
+            crate::copy::copy_small(dst, src, left);
+        }
     }
 }
 

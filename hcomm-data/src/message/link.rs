@@ -94,6 +94,21 @@ struct Turn {
     done: AtomicU64,
 }
 
+impl Turn {
+    /// Notes how far `who` has come. A message of which nothing is done is not begun.
+    #[inline]
+    fn stop(&self, who: u64, done: u64) {
+        set(&self.holder, if done > 0 { who } else { 0 });
+        set(&self.done, done);
+    }
+
+    /// The message is over.
+    #[inline]
+    fn end(&self) {
+        self.stop(0, 0);
+    }
+}
+
 /// How a long message is cut and copied into the data ring.
 struct Way {
     /// Bytes of a piece: long enough that its cell costs little, short enough that both sides are
@@ -461,9 +476,7 @@ impl Inner {
                 None
             };
             let Some(room) = room else {
-                // A message of which nothing has gone is not begun.
-                set(&turn.holder, if done > 0 { who } else { 0 });
-                set(&turn.done, done);
+                turn.stop(who, done);
                 let moved = done > begun;
                 return Ok(if moved { Step::Moved } else { Step::Waits });
             };
@@ -488,8 +501,7 @@ impl Inner {
             tail.add_data(room.bytes);
             done += room.bytes;
         }
-        set(&turn.holder, 0);
-        set(&turn.done, 0);
+        turn.end();
         set(&self.out.longs, number);
         set(&self.out.streams, 1);
         Ok(Step::Done)
@@ -609,14 +621,12 @@ impl Inner {
             if self.more_comes(position, dtype)? {
                 continue;
             }
-            set(&turn.holder, who);
-            set(&turn.done, done as u64);
+            turn.stop(who, done as u64);
             set(in_cells, 1);
             head.take_cells(position - begin);
             return Ok(Step::Moved);
         }
-        set(&turn.holder, 0);
-        set(&turn.done, 0);
+        turn.end();
         set(in_cells, 0);
         self.has_received();
         head.take_cells(position - begin);
@@ -703,8 +713,7 @@ impl Inner {
             head.take_cells(1);
             done += bytes;
             let is_over = done == total;
-            set(&turn.holder, if is_over { 0 } else { who });
-            set(&turn.done, if is_over { 0 } else { done });
+            turn.stop(who, if is_over { 0 } else { done });
             if is_over || head.owes_data(shape) || head.owes(shape) {
                 head.tell(&self.peer);
                 self.ring();
