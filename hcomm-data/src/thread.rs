@@ -760,8 +760,8 @@ impl Thread {
     ///
     /// # Errors
     /// The first cause of this thread. A deadline is one: `Timeout` says what was waited for and
-    /// poisons the thread. The wait that timed out has taken nothing. To look without waiting, use
-    /// [`Thread::drive`] and [`Thread::is_idle`].
+    /// poisons the thread. The wait that timed out has taken nothing, unless it was in the middle of
+    /// a message. To look without waiting, use [`Thread::drive`] and [`Thread::is_idle`].
     pub fn synchronize(&self, timeout: Option<Duration>) -> Result<()> {
         let domain = &*self.queue.domain;
         // Most often it is done already: no clock, no list.
