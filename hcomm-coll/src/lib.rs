@@ -14,7 +14,7 @@
 //! let shape = Shape {
 //!     operation: Operation::AllReduce,
 //!     ranks: 4,
-//!     count: 1000,
+//!     count: 1000.into(),
 //!     dtype: DataType::F32,
 //!     redop: ReduceOp::Sum,
 //!     in_place: true,
@@ -42,4 +42,4 @@ pub mod plan;
 mod planner;
 pub mod verify;
 
-pub use communicator::Communicator;
+pub use communicator::{Communicator, Elements};

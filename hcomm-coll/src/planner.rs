@@ -7,7 +7,7 @@ use hcomm_ctrl::Membership;
 use hcomm_data::{Program, packet_lines};
 use hcomm_types::{Error, ErrorKind, Rank, Result};
 
-use crate::algorithms::{self, Algorithm, Handshake, Params};
+use crate::algorithms::{self, Algorithm, Params};
 use crate::bind;
 use crate::plan::{Operation, RankPlan, Shape, Task};
 use crate::verify::{self, Proof};
@@ -51,9 +51,6 @@ impl Bound {
         self.program.threads.iter().all(Vec::is_empty)
     }
 }
-
-/// Algorithms that plan messages and nothing else.
-const FOR_MESSAGES: [&str; 2] = ["pair", Handshake::NAME];
 
 /// A shape, and the algorithm that was forced for it.
 type Key = (Shape, Option<&'static str>);
@@ -104,8 +101,9 @@ impl Planner {
         packets: bool,
     ) -> Result<&'static dyn Algorithm> {
         // A wish for messages is no wish for collectives.
+        let is_message = matches!(shape.operation, Operation::SendRecv { .. });
         let wish = self.forced.filter(|name| {
-            !FOR_MESSAGES.contains(name) || matches!(shape.operation, Operation::SendRecv { .. })
+            algorithms::by_name(name).is_none_or(|wish| is_message || !wish.is_for_messages())
         });
         let name = wish.unwrap_or_else(|| rule(shape, params, packets));
         let algorithm = algorithms::by_name(name)
@@ -143,7 +141,7 @@ impl Planner {
     /// Why it cannot be planned, bound, or why its channels cannot be made.
     pub(crate) fn program(&mut self, shape: &Shape, membership: &Membership) -> Result<Arc<Bound>> {
         self.uses += 1;
-        let key = (*shape, self.forced);
+        let key = (shape.clone(), self.forced);
         if let Some(kept) = self.bound.get_mut(&key) {
             kept.used = self.uses;
             return Ok(Arc::clone(&kept.bound));
@@ -154,7 +152,7 @@ impl Planner {
                 .bound
                 .iter()
                 .min_by_key(|(_, kept)| kept.used)
-                .map(|(key, _)| *key);
+                .map(|(key, _)| key.clone());
             oldest.map(|key| self.bound.remove(&key));
         }
         self.bound.insert(
@@ -175,6 +173,17 @@ impl Planner {
         algorithm: &dyn Algorithm,
         have: u64,
     ) -> Result<()> {
+        if !shape.count.is_complete() {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!(
+                    "{} of {shape}: the link holds {have} notifies, and how many it may need takes \
+                     the counts of all ranks",
+                    algorithm.name()
+                ),
+            )
+            .hint("call all_to_all_vc, with all counts"));
+        }
         let need = prove(shape, params, algorithm)?
             .notify_capacity
             .saturating_mul(2);
@@ -208,6 +217,7 @@ impl Planner {
             .plan_rank(shape, &params, membership.rank())
             .map_err(|error| Error::new(ErrorKind::InvalidArgument, error.to_string()))?;
         if cfg!(debug_assertions)
+            && shape.count.is_complete()
             && plan.task_count().saturating_mul(shape.ranks as usize) <= VERIFIED_TASKS
         {
             prove(shape, &params, algorithm)?;
@@ -272,6 +282,8 @@ fn rule(shape: &Shape, params: &Params, packets: bool) -> &'static str {
     match shape.operation {
         Operation::SendRecv { .. } => "pair",
         Operation::Barrier => "mesh_one_shot",
+        // Each pair for itself, as a rank may know no others.
+        Operation::AllToAll if !shape.count.is_even() => "pairwise",
         _ if in_packets => "mesh_packet",
         _ if total <= ONE_SHOT_BYTES.min(params.scratch_bytes / 2) => "mesh_one_shot",
         _ => "mesh_two_shot",
@@ -289,7 +301,7 @@ mod tests {
         let shape = Shape {
             operation: Operation::Broadcast { root: Rank(0) },
             ranks: 3,
-            count: 4096,
+            count: 4096.into(),
             dtype: DataType::U8,
             redop: ReduceOp::Sum,
             in_place: true,
@@ -312,7 +324,7 @@ mod tests {
         let shape = Shape {
             operation: Operation::Barrier,
             ranks: 2,
-            count: 0,
+            count: 0.into(),
             dtype: DataType::U8,
             redop: ReduceOp::Sum,
             in_place: false,

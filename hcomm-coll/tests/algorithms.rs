@@ -5,6 +5,8 @@
     reason = "a test ends at whatever it does not expect"
 )]
 
+mod shapes;
+
 use std::collections::BTreeSet;
 
 use hcomm_coll::algorithms::{Algorithm, Params, PlanError, algorithms, by_name};
@@ -12,41 +14,18 @@ use hcomm_coll::plan::{Operation, Plan, Shape};
 use hcomm_coll::verify::{Proof, verify, verify_sequence};
 use hcomm_types::{DataType, Rank, ReduceOp};
 use proptest::prelude::*;
+use shapes::{operations, uneven};
 
 const PARAMS: Params = Params {
     scratch_bytes: 4096,
     slice_bytes: 1024,
 };
 
-fn operations(ranks: u32) -> Vec<Operation> {
-    let mut all = vec![
-        Operation::AllReduce,
-        Operation::AllGather,
-        Operation::ReduceScatter,
-        Operation::Barrier,
-        Operation::Broadcast { root: Rank(0) },
-        Operation::SendRecv {
-            from: Rank(0),
-            to: Rank(ranks - 1),
-        },
-    ];
-    if ranks > 2 {
-        all.push(Operation::Broadcast {
-            root: Rank(ranks / 2),
-        });
-        all.push(Operation::SendRecv {
-            from: Rank(2),
-            to: Rank(1),
-        });
-    }
-    all
-}
-
 fn shape(operation: Operation, ranks: u32, count: u64, dtype: DataType, in_place: bool) -> Shape {
     Shape {
         operation,
         ranks,
-        count,
+        count: count.into(),
         dtype,
         redop: ReduceOp::Sum,
         in_place,
@@ -95,13 +74,16 @@ fn prove_all(ranks: u32, dtypes: &[DataType], params: &Params, keep: impl Fn(u64
                         continue;
                     }
                     for in_place in [false, true] {
-                        let shape = shape(operation, ranks, count, dtype, in_place);
-                        if !algorithm.supports(&shape) {
-                            continue;
+                        let even = shape(operation, ranks, count, dtype, in_place);
+                        let uneven = uneven(&even);
+                        for shape in [Some(even), uneven].into_iter().flatten() {
+                            if !algorithm.supports(&shape) {
+                                continue;
+                            }
+                            let plan = plan(*algorithm, &shape, params);
+                            check(&plan, params);
+                            proven += 1;
                         }
-                        let plan = plan(*algorithm, &shape, params);
-                        check(&plan, params);
-                        proven += 1;
                     }
                 }
             }
@@ -174,8 +156,11 @@ fn sixty_four_ranks_of_everything_once() {
     for algorithm in algorithms() {
         for operation in operations(64) {
             let shape = shape(operation, 64, 509, DataType::I32, false);
-            if algorithm.supports(&shape) {
-                check(&plan(*algorithm, &shape, &params), &params);
+            let uneven = uneven(&shape);
+            for shape in [Some(shape), uneven].into_iter().flatten() {
+                if algorithm.supports(&shape) {
+                    check(&plan(*algorithm, &shape, &params), &params);
+                }
             }
         }
     }
@@ -256,8 +241,11 @@ fn operations_may_follow_each_other_on_two_halves() {
             for operation in operations(ranks) {
                 for count in [3, 700] {
                     let shape = shape(operation, ranks, count, DataType::I32, count == 3);
-                    if algorithm.supports(&shape) {
-                        plans.push(plan(*algorithm, &shape, &PARAMS));
+                    let uneven = uneven(&shape);
+                    for shape in [Some(shape), uneven].into_iter().flatten() {
+                        if algorithm.supports(&shape) {
+                            plans.push(plan(*algorithm, &shape, &PARAMS));
+                        }
                     }
                 }
             }
@@ -378,17 +366,19 @@ proptest! {
     /// Any shape with any room gives a plan that is right, or an error; never a panic.
     #[test]
     fn any_room(
-        which in 0..16usize,
+        which in 0..32usize,
         ranks in 1..10u32,
         count in prop_oneof![0..3000u64, any::<u64>()],
         dtype in 0..12usize,
         in_place: bool,
+        differ: bool,
         scratch_bytes in prop_oneof![0..10_000u64, any::<u64>()],
         slice_bytes in prop_oneof![0..3000u64, any::<u64>()],
     ) {
         let operations = operations(ranks);
         let operation = operations[which % operations.len()];
-        let shape = shape(operation, ranks, count, DataType::ALL[dtype], in_place);
+        let even = shape(operation, ranks, count, DataType::ALL[dtype], in_place);
+        let shape = uneven(&even).filter(|_| differ).unwrap_or(even);
         let params = Params { scratch_bytes, slice_bytes };
         for algorithm in algorithms() {
             if !algorithm.supports(&shape) {

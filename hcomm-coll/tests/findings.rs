@@ -29,7 +29,7 @@ fn plan(operation: Operation, ranks: &[&[&[Task]]]) -> Plan {
         shape: Shape {
             operation,
             ranks: u32::try_from(ranks.len()).unwrap(),
-            count: 2,
+            count: 2.into(),
             dtype: DataType::I64,
             redop: ReduceOp::Sum,
             in_place: false,

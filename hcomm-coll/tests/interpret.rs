@@ -7,11 +7,13 @@
 
 #[allow(dead_code, reason = "the search over all orders uses the rest")]
 mod machine;
+mod shapes;
 
 use hcomm_coll::algorithms::{Params, algorithms};
 use hcomm_coll::plan::{Operation, Plan, Shape};
-use hcomm_types::{DataType, Rank, ReduceOp};
+use hcomm_types::{DataType, ReduceOp};
 use machine::{Machine, Random};
+use shapes::{operations, uneven};
 
 /// Runs a plan to its end in an order drawn from a seed.
 fn run(plan: &Plan, seed: u64) {
@@ -46,22 +48,9 @@ fn run_all(ranks: u32, counts: &[u64], dtypes: &[DataType], redops: &[ReduceOp])
         scratch_bytes: 3072,
         slice_bytes: 512,
     };
-    let operations = [
-        Operation::AllReduce,
-        Operation::AllGather,
-        Operation::ReduceScatter,
-        Operation::Broadcast {
-            root: Rank(ranks - 1),
-        },
-        Operation::Barrier,
-        Operation::SendRecv {
-            from: Rank(ranks - 1),
-            to: Rank(0),
-        },
-    ];
     let mut seed = u64::from(ranks) << 32;
     for algorithm in algorithms() {
-        for operation in operations {
+        for operation in operations(ranks) {
             let redops = if operation.reduces() {
                 redops
             } else {
@@ -74,14 +63,17 @@ fn run_all(ranks: u32, counts: &[u64], dtypes: &[DataType], redops: &[ReduceOp])
                             let shape = Shape {
                                 operation,
                                 ranks,
-                                count,
+                                count: count.into(),
                                 dtype,
                                 redop,
                                 in_place,
                             };
-                            if algorithm.supports(&shape) {
-                                seed += 1;
-                                run(&algorithm.plan(&shape, &params).unwrap(), seed);
+                            let uneven = uneven(&shape);
+                            for shape in [Some(shape), uneven].into_iter().flatten() {
+                                if algorithm.supports(&shape) {
+                                    seed += 1;
+                                    run(&algorithm.plan(&shape, &params).unwrap(), seed);
+                                }
                             }
                         }
                     }

@@ -12,6 +12,7 @@
 )]
 
 mod machine;
+mod shapes;
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -20,6 +21,7 @@ use hcomm_coll::plan::{Buffer, Loc, Operation, Plan, PlanFormat, RankPlan, Shape
 use hcomm_coll::verify::{Finding, Proof, verify};
 use hcomm_types::{DataType, Rank, ReduceOp};
 use machine::{Machine, Random, State, Wrong};
+use shapes::{operations, uneven};
 
 /// States looked at before the search gives up on a plan.
 const MOST_STATES: usize = 60_000;
@@ -93,19 +95,7 @@ fn small_plans() -> Vec<Plan> {
     let mut plans = vec![two_threads()];
     for algorithm in algorithms() {
         for (ranks, counts) in [(2, &[1, 11, 27][..]), (3, &[2, 9][..])] {
-            for operation in [
-                Operation::AllReduce,
-                Operation::AllGather,
-                Operation::ReduceScatter,
-                Operation::Broadcast {
-                    root: Rank(ranks - 1),
-                },
-                Operation::Barrier,
-                Operation::SendRecv {
-                    from: Rank(0),
-                    to: Rank(1),
-                },
-            ] {
+            for operation in operations(ranks) {
                 for &count in counts {
                     // Each line of a packet arrives by itself: one is enough for three ranks.
                     let packets = ranks > 2 && algorithm.has_packets();
@@ -114,7 +104,7 @@ fn small_plans() -> Vec<Plan> {
                         let shape = Shape {
                             operation,
                             ranks,
-                            count,
+                            count: count.into(),
                             dtype: DataType::U64,
                             redop: ReduceOp::Sum,
                             in_place,
@@ -123,8 +113,11 @@ fn small_plans() -> Vec<Plan> {
                             scratch_bytes: 384,
                             slice_bytes: 64,
                         };
-                        if algorithm.supports(&shape) {
-                            plans.push(algorithm.plan(&shape, &params).unwrap());
+                        let uneven = uneven(&shape);
+                        for shape in [Some(shape), uneven].into_iter().flatten() {
+                            if algorithm.supports(&shape) {
+                                plans.push(algorithm.plan(&shape, &params).unwrap());
+                            }
                         }
                     }
                 }
@@ -178,7 +171,7 @@ fn two_threads() -> Plan {
         shape: Shape {
             operation: Operation::AllReduce,
             ranks: 2,
-            count: 2,
+            count: 2.into(),
             dtype: DataType::U64,
             redop: ReduceOp::Sum,
             in_place: false,

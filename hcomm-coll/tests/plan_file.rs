@@ -31,7 +31,7 @@ fn plans() -> Vec<Plan> {
             let shape = Shape {
                 operation,
                 ranks: 3,
-                count: 301,
+                count: 301.into(),
                 dtype,
                 redop,
                 in_place: false,

@@ -88,7 +88,7 @@
 mod communicator;
 
 pub use communicator::{Communicator, Options, launched, load_transports};
-pub use hcomm_coll::{algorithms, plan, verify};
+pub use hcomm_coll::{Elements, algorithms, plan, verify};
 pub use hcomm_ctrl::{
     Aborter, Counters, DEFAULT_BUFFER_BYTES, Identity, JobKey, Launcher, Layout, MIN_BUFFER_BYTES,
     Membership, Outside, ParseRootError, ParseRootInfoError, PeerLink, Registered, RemoteMemory,

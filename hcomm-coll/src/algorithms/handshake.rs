@@ -29,6 +29,10 @@ impl Algorithm for Handshake {
         Self::NAME
     }
 
+    fn is_for_messages(&self) -> bool {
+        true
+    }
+
     fn supports(&self, shape: &Shape) -> bool {
         matches!(shape.operation, Operation::SendRecv { .. })
     }

@@ -56,6 +56,12 @@ impl Slices {
         self.clip(slice * self.slice_bytes() + part * self.part, self.part)
     }
 
+    /// The bytes of a slice of something shorter than the whole; may be empty.
+    pub(super) fn slice_of(&self, slice: u64, bytes: u64) -> Range<u64> {
+        let range = self.slice(slice);
+        range.start.min(bytes)..range.end.min(bytes)
+    }
+
     /// Bytes of scratch for all slots when slices use two of them in turn.
     pub(super) fn two_slots(&self) -> u64 {
         self.count().min(2) * self.slice_bytes()

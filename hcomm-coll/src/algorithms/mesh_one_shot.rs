@@ -4,9 +4,10 @@
 //! sizes; every rank receives everything, so not the choice for large ones.
 //!
 //! A rank's scratch memory has one slot for each peer. What does not fit is cut into slices, which
-//! use two sets of slots in turn. No acknowledgement is needed: who writes slice *k + 2* has
-//! received slice *k + 1* from the same peer, and the peer sent that after it was done with
-//! slice *k*.
+//! use two sets of slots in turn. Where data goes both ways no acknowledgement is needed: who
+//! writes slice *k + 2* has received slice *k + 1* from the same peer, and the peer sent that after
+//! it was done with slice *k*. Where it goes one way only, from or to a root, a notify gives a slot
+//! back.
 
 use hcomm_types::Rank;
 
@@ -30,7 +31,12 @@ impl Algorithm for MeshOneShot {
     }
 
     fn supports(&self, shape: &Shape) -> bool {
-        !matches!(shape.operation, Operation::SendRecv { .. })
+        match shape.operation {
+            Operation::SendRecv { .. } => false,
+            // Slots are as large as the largest count, which all must know.
+            Operation::AllToAll => shape.count.is_even(),
+            _ => true,
+        }
     }
 
     fn plan_rank(&self, shape: &Shape, params: &Params, rank: Rank) -> Result<RankPlan, PlanError> {
@@ -38,18 +44,27 @@ impl Algorithm for MeshOneShot {
             return Ok(done);
         }
         let mut tasks = Tasks::new(shape, rank);
+        let slots = u64::from(shape.ranks) - 1;
         let scratch_bytes = match shape.operation {
             Operation::Barrier => {
                 tasks.meet(DATA);
                 0
             }
-            Operation::Broadcast { root } => {
+            Operation::Broadcast { root } | Operation::Scatter { root } => {
                 let slices = self.slices(shape, params, 1)?;
-                broadcast(&mut tasks, shape, slices, rank, root);
-                slices.two_slots()
+                from_root(&mut tasks, shape, slices, rank, root);
+                if rank == root { 0 } else { slices.two_slots() }
+            }
+            Operation::Reduce { root } | Operation::Gather { root } => {
+                let slices = self.slices(shape, params, slots)?;
+                to_root(&mut tasks, shape, slices, rank, root);
+                if rank == root {
+                    slices.two_slots() * slots
+                } else {
+                    0
+                }
             }
             _ => {
-                let slots = u64::from(shape.ranks) - 1;
                 let slices = self.slices(shape, params, slots)?;
                 exchange(&mut tasks, shape, slices, rank);
                 slices.two_slots() * slots
@@ -83,59 +98,77 @@ impl MeshOneShot {
     }
 }
 
+/// The slot for `sender` in the scratch memory of `owner`: in rank order, without the owner.
+fn slot(shape: &Shape, slices: Slices, slice: u64, owner: Rank, sender: Rank) -> Loc {
+    let slots = u64::from(shape.ranks) - 1;
+    let index = u64::from(sender.0) - u64::from(sender > owner);
+    Loc::scratch(slices.slot(slice) * slots + index * slices.part_bytes())
+}
+
 /// All to all, then each rank makes its output of what it got.
 fn exchange(tasks: &mut Tasks<'_>, shape: &Shape, slices: Slices, me: Rank) {
-    let slots = u64::from(shape.ranks) - 1;
-    // The slot for `sender` in the scratch memory of `owner`: in rank order, without the owner.
-    let slot = |slice: u64, owner: Rank, sender: Rank| {
-        let index = u64::from(sender.0) - u64::from(sender > owner);
-        Loc::scratch(slices.slot(slice) * slots + index * slices.part_bytes())
+    // What goes from one rank to another: where it lies, all of it.
+    let sent = |to: Rank| match shape.operation {
+        Operation::ReduceScatter => shape.part(to),
+        Operation::AllToAll => shape.sent_part(me, to),
+        Operation::AllGather => 0..shape.part_bytes(me),
+        _ => 0..shape.count_bytes(),
     };
-    // Where in the input the part for a rank begins.
-    let part_for = |rank: Rank| match shape.operation {
-        Operation::ReduceScatter => shape.part(rank).start,
-        _ => 0,
+    let received = |from: Rank| match shape.operation {
+        Operation::AllToAll => shape.received_part(from, me),
+        _ => shape.part(from),
     };
     for slice in 0..slices.count() {
-        let range = slices.slice(slice);
-        let bytes = length(&range);
         for peer in tasks.peers() {
-            let src = Loc::input(part_for(peer) + range.start);
-            tasks.write(peer, slot(slice, peer, me), src, bytes, DATA);
+            let all = sent(peer);
+            let range = slices.slice_of(slice, length(&all));
+            let src = Loc::input(all.start + range.start);
+            let dst = slot(shape, slices, slice, peer, me);
+            tasks.write(peer, dst, src, length(&range), DATA);
         }
-        let own = Loc::input(part_for(me) + range.start);
-        if shape.operation == Operation::AllGather {
-            tasks.keep_own(Loc::output(shape.part(me).start + range.start), own, bytes);
-            for peer in tasks.peers() {
-                tasks.wait(peer, DATA);
-                let dst = Loc::output(shape.part(peer).start + range.start);
-                tasks.copy(dst, slot(slice, me, peer), bytes);
-            }
-        } else {
+        let own = sent(me);
+        let range = slices.slice_of(slice, length(&own));
+        let own = Loc::input(own.start + range.start);
+        if shape.operation.reduces() {
             let operand = |rank| {
                 if rank == me {
                     own
                 } else {
-                    slot(slice, me, rank)
+                    slot(shape, slices, slice, me, rank)
                 }
             };
-            combine(tasks, shape, me, operand, Loc::output(range.start), bytes);
+            let out = Loc::output(range.start);
+            combine(tasks, shape, me, operand, out, length(&range), &|_, _| {});
+        } else {
+            let kept = Loc::output(received(me).start + range.start);
+            tasks.keep_own(kept, own, length(&range));
+            for peer in tasks.peers() {
+                tasks.wait(peer, DATA);
+                let all = received(peer);
+                let range = slices.slice_of(slice, length(&all));
+                let dst = Loc::output(all.start + range.start);
+                let src = slot(shape, slices, slice, me, peer);
+                tasks.copy(dst, src, length(&range));
+            }
         }
     }
 }
 
 /// Combines all ranks' contributions in rank order, each as soon as it is there. Results on the
-/// way stay in a slot, so that the output, which may be the input, is written once and last.
-fn combine(
-    tasks: &mut Tasks<'_>,
+/// way stay in a slot, so that the output, which may be the input, is written once and last. When
+/// the contribution of a rank is not needed any more, `used` is told.
+fn combine<'s>(
+    tasks: &mut Tasks<'s>,
     shape: &Shape,
     me: Rank,
     operand: impl Fn(Rank) -> Loc,
     out: Loc,
     bytes: u64,
+    used: &dyn Fn(&mut Tasks<'s>, Rank),
 ) {
+    let keeper = Rank(u32::from(me == Rank(0)));
     let mut so_far = operand(Rank(0));
-    let kept = operand(Rank(u32::from(me == Rank(0))));
+    let kept = operand(keeper);
     if me != Rank(0) {
         tasks.wait(Rank(0), DATA);
     }
@@ -146,25 +179,36 @@ fn combine(
         let dst = if rank.0 == shape.ranks - 1 { out } else { kept };
         tasks.reduce(dst, so_far, operand(rank), bytes);
         so_far = dst;
+        if rank != me && rank != keeper {
+            used(tasks, rank);
+        }
     }
+    used(tasks, keeper);
 }
 
 /// The root writes to all. The others tell each other and the root that they have begun, so that
 /// nobody leaves before all are there; that costs no time, as it goes beside the data.
-fn broadcast(tasks: &mut Tasks<'_>, shape: &Shape, slices: Slices, me: Rank, root: Rank) {
+fn from_root(tasks: &mut Tasks<'_>, shape: &Shape, slices: Slices, me: Rank, root: Rank) {
+    let part = |rank: Rank| match shape.operation {
+        Operation::Scatter { .. } => shape.part(rank),
+        _ => 0..shape.count_bytes(),
+    };
     let count = slices.count();
     if me == root {
         for slice in 0..count {
-            let range = slices.slice(slice);
             for peer in tasks.peers() {
                 if slice >= 2 {
                     tasks.wait(peer, FREE);
                 }
+                let all = part(peer);
+                let range = slices.slice_of(slice, length(&all));
+                let src = Loc::input(all.start + range.start);
                 let dst = Loc::scratch(slices.slot(slice));
-                tasks.write(peer, dst, Loc::input(range.start), length(&range), DATA);
+                tasks.write(peer, dst, src, length(&range), DATA);
             }
         }
-        tasks.keep_own(Loc::output(0), Loc::input(0), shape.count_bytes());
+        let own = part(me);
+        tasks.keep_own(Loc::output(0), Loc::input(own.start), length(&own));
         for peer in tasks.peers() {
             tasks.wait(peer, DATA);
         }
@@ -174,7 +218,7 @@ fn broadcast(tasks: &mut Tasks<'_>, shape: &Shape, slices: Slices, me: Rank, roo
         tasks.record(peer, DATA);
     }
     for slice in 0..count {
-        let range = slices.slice(slice);
+        let range = slices.slice_of(slice, length(&part(me)));
         tasks.wait(root, DATA);
         tasks.copy(
             Loc::output(range.start),
@@ -187,5 +231,69 @@ fn broadcast(tasks: &mut Tasks<'_>, shape: &Shape, slices: Slices, me: Rank, roo
     }
     for peer in tasks.peers().filter(|peer| *peer != root) {
         tasks.wait(peer, DATA);
+    }
+}
+
+/// All write to the root, which copies or combines. All tell each other that they have begun, as
+/// in [`from_root`].
+fn to_root(tasks: &mut Tasks<'_>, shape: &Shape, slices: Slices, me: Rank, root: Rank) {
+    let gathers = !shape.operation.reduces();
+    let contribution = |rank: Rank| {
+        if gathers {
+            shape.part_bytes(rank)
+        } else {
+            shape.count_bytes()
+        }
+    };
+    let count = slices.count();
+    if me != root {
+        for peer in tasks.peers().filter(|peer| *peer != root) {
+            tasks.record(peer, DATA);
+        }
+        for slice in 0..count {
+            if slice >= 2 {
+                tasks.wait(root, FREE);
+            }
+            let range = slices.slice_of(slice, contribution(me));
+            let dst = slot(shape, slices, slice, root, me);
+            tasks.write(root, dst, Loc::input(range.start), length(&range), DATA);
+        }
+        for peer in tasks.peers() {
+            tasks.wait(peer, DATA);
+        }
+        return;
+    }
+    for peer in tasks.peers() {
+        tasks.record(peer, DATA);
+    }
+    for slice in 0..count {
+        let free = |tasks: &mut Tasks<'_>, peer: Rank| {
+            if slice + 2 < count {
+                tasks.record(peer, FREE);
+            }
+        };
+        let mine = slices.slice_of(slice, contribution(me));
+        if gathers {
+            let kept = Loc::output(shape.part(me).start + mine.start);
+            tasks.keep_own(kept, Loc::input(mine.start), length(&mine));
+            for peer in tasks.peers() {
+                tasks.wait(peer, DATA);
+                let range = slices.slice_of(slice, contribution(peer));
+                let dst = Loc::output(shape.part(peer).start + range.start);
+                let src = slot(shape, slices, slice, me, peer);
+                tasks.copy(dst, src, length(&range));
+                free(tasks, peer);
+            }
+        } else {
+            let operand = |rank| {
+                if rank == me {
+                    Loc::input(mine.start)
+                } else {
+                    slot(shape, slices, slice, me, rank)
+                }
+            };
+            let out = Loc::output(mine.start);
+            combine(tasks, shape, me, operand, out, length(&mine), &free);
+        }
     }
 }

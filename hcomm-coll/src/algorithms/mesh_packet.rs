@@ -5,10 +5,12 @@
 //! goes over instead of two, nothing is counted, and nothing is copied on the way. For a few lines
 //! between ranks that map each other's memory.
 
+use std::ops::Range;
+
 use hcomm_types::{MAX_PACKET_LINES, Rank};
 
 use super::layout::line_up;
-use super::tasks::Tasks;
+use super::tasks::{Tasks, length};
 use super::{Algorithm, Params, PlanError, begin};
 use crate::plan::{Loc, Operation, RankPlan, Shape};
 
@@ -22,7 +24,9 @@ impl Algorithm for MeshPacket {
     }
 
     fn supports(&self, shape: &Shape) -> bool {
+        let known_to_all = shape.count.is_even() || shape.operation != Operation::AllToAll;
         !matches!(shape.operation, Operation::SendRecv { .. })
+            && known_to_all
             && hcomm_data::packet_lines(shape.count_bytes()) <= u64::from(MAX_PACKET_LINES)
     }
 
@@ -46,48 +50,76 @@ impl Algorithm for MeshPacket {
         }
         let mut tasks = Tasks::new(shape, rank);
         match shape.operation {
-            Operation::Broadcast { root } => broadcast(&mut tasks, rank, root, bytes),
+            Operation::Broadcast { root } | Operation::Scatter { root } => {
+                from_root(&mut tasks, shape, rank, root);
+            }
+            Operation::Reduce { root } | Operation::Gather { root } => {
+                to_root(&mut tasks, shape, rank, root);
+            }
             // Nothing but that all are there.
             Operation::Barrier => {
-                send_to_all(&mut tasks, |_| Loc::input(0), 0);
+                send_to_all(&mut tasks, |_| NOTHING);
                 for peer in tasks.peers() {
                     tasks.packet_read(peer, Loc::output(0), 0);
                 }
             }
             Operation::AllGather => {
-                send_to_all(&mut tasks, |_| Loc::input(0), bytes);
-                let place = |rank| Loc::output(shape.part(rank).start);
-                tasks.keep_own(place(rank), Loc::input(0), bytes);
+                send_to_all(&mut tasks, |_| 0..shape.part_bytes(rank));
+                gather(&mut tasks, shape, rank);
+            }
+            Operation::AllToAll => {
+                send_to_all(&mut tasks, |peer| shape.sent_part(rank, peer));
+                let (own, kept) = (shape.sent_part(rank, rank), shape.received_part(rank, rank));
+                tasks.keep_own(Loc::output(kept.start), Loc::input(own.start), length(&own));
                 for peer in tasks.peers() {
-                    tasks.packet_read(peer, place(peer), bytes);
+                    let range = shape.received_part(peer, rank);
+                    tasks.packet_read(peer, Loc::output(range.start), length(&range));
                 }
             }
             Operation::ReduceScatter => {
-                let part = |rank| Loc::input(shape.part(rank).start);
-                send_to_all(&mut tasks, part, bytes);
-                combine(&mut tasks, shape, rank, part(rank));
+                send_to_all(&mut tasks, |peer| shape.part(peer));
+                combine(&mut tasks, shape, rank, shape.part(rank));
             }
             _ => {
-                send_to_all(&mut tasks, |_| Loc::input(0), bytes);
-                combine(&mut tasks, shape, rank, Loc::input(0));
+                send_to_all(&mut tasks, |_| 0..bytes);
+                combine(&mut tasks, shape, rank, 0..bytes);
             }
         }
         Ok(tasks.finish(if rank.0 >= 2 { need } else { 0 }))
     }
 }
 
-fn send_to_all(tasks: &mut Tasks<'_>, src: impl Fn(Rank) -> Loc, bytes: u64) {
+const NOTHING: Range<u64> = 0..0;
+
+/// Sends each its part of the input.
+fn send_to_all(tasks: &mut Tasks<'_>, part: impl Fn(Rank) -> Range<u64>) {
     for peer in tasks.peers() {
-        tasks.packet_write(peer, src(peer), bytes);
+        let range = part(peer);
+        tasks.packet_write(peer, Loc::input(range.start), length(&range));
+    }
+}
+
+/// Puts all contributions behind each other.
+fn gather(tasks: &mut Tasks<'_>, shape: &Shape, me: Rank) {
+    let place = |rank| Loc::output(shape.part(rank).start);
+    tasks.keep_own(place(me), Loc::input(0), shape.part_bytes(me));
+    for peer in tasks.peers() {
+        tasks.packet_read(peer, place(peer), shape.part_bytes(peer));
     }
 }
 
 /// Combines all contributions in rank order. Those of ranks before this one come together in
 /// scratch memory, as the output may be this rank's own contribution; of a single one nothing
 /// needs to be kept.
-fn combine(tasks: &mut Tasks<'_>, shape: &Shape, me: Rank, own: Loc) {
+fn combine(tasks: &mut Tasks<'_>, shape: &Shape, me: Rank, own: Range<u64>) {
     let (out, kept) = (Loc::output(0), Loc::scratch(0));
-    let bytes = shape.count_bytes();
+    let (own, bytes) = (Loc::input(own.start), length(&own));
+    if bytes == 0 {
+        for peer in tasks.peers() {
+            tasks.packet_read(peer, out, 0);
+        }
+        return;
+    }
     match me.0 {
         0 => {}
         1 => tasks.packet_reduce(Rank(0), out, own, bytes, true),
@@ -108,16 +140,46 @@ fn combine(tasks: &mut Tasks<'_>, shape: &Shape, me: Rank, own: Loc) {
 
 /// The root sends to all. The others tell each other and the root that they have begun, so that
 /// nobody leaves before all are there; that costs no time, as it goes beside the data.
-fn broadcast(tasks: &mut Tasks<'_>, me: Rank, root: Rank, bytes: u64) {
-    let nothing = Loc::output(0);
+fn from_root(tasks: &mut Tasks<'_>, shape: &Shape, me: Rank, root: Rank) {
+    let part = |rank| match shape.operation {
+        Operation::Scatter { .. } => shape.part(rank),
+        _ => 0..shape.count_bytes(),
+    };
+    let (own, out) = (part(me), Loc::output(0));
     if me == root {
-        send_to_all(tasks, |_| Loc::input(0), bytes);
-        tasks.keep_own(Loc::output(0), Loc::input(0), bytes);
+        send_to_all(tasks, part);
+        tasks.keep_own(out, Loc::input(own.start), length(&own));
     } else {
-        send_to_all(tasks, |_| nothing, 0);
-        tasks.packet_read(root, Loc::output(0), bytes);
+        send_to_all(tasks, |_| NOTHING);
+        tasks.packet_read(root, out, length(&own));
     }
     for peer in tasks.peers().filter(|peer| *peer != root) {
-        tasks.packet_read(peer, nothing, 0);
+        tasks.packet_read(peer, out, 0);
+    }
+}
+
+/// All send to the root, and tell each other that they have begun, as in [`from_root`].
+fn to_root(tasks: &mut Tasks<'_>, shape: &Shape, me: Rank, root: Rank) {
+    let all = match shape.operation {
+        Operation::Gather { .. } => 0..shape.part_bytes(me),
+        _ => 0..shape.count_bytes(),
+    };
+    if me != root {
+        send_to_all(
+            tasks,
+            |peer| {
+                if peer == root { all.clone() } else { NOTHING }
+            },
+        );
+        for peer in tasks.peers() {
+            tasks.packet_read(peer, Loc::output(0), 0);
+        }
+        return;
+    }
+    send_to_all(tasks, |_| NOTHING);
+    if shape.operation.reduces() {
+        combine(tasks, shape, me, all);
+    } else {
+        gather(tasks, shape, me);
     }
 }

@@ -40,10 +40,12 @@ impl Algorithm for MeshTwoShot {
     }
 
     fn supports(&self, shape: &Shape) -> bool {
-        !matches!(
-            shape.operation,
-            Operation::SendRecv { .. } | Operation::Barrier
-        )
+        match shape.operation {
+            Operation::SendRecv { .. } | Operation::Barrier => false,
+            // Slots are as large as the largest count, which all must know.
+            Operation::AllToAll => shape.count.is_even(),
+            _ => true,
+        }
     }
 
     fn plan_rank(&self, shape: &Shape, params: &Params, rank: Rank) -> Result<RankPlan, PlanError> {
@@ -53,20 +55,31 @@ impl Algorithm for MeshTwoShot {
         let ranks = u64::from(shape.ranks);
         let mut tasks = Tasks::new(shape, rank);
         let scratch_bytes = match shape.operation {
-            Operation::AllReduce => {
+            Operation::AllReduce | Operation::Reduce { .. } => {
                 let slices = self.slices(shape, params, ranks, ranks)?;
-                all_reduce(&mut tasks, shape, slices, rank);
+                reduce(&mut tasks, shape, slices, rank);
                 slices.two_slots()
             }
-            Operation::ReduceScatter => {
+            Operation::ReduceScatter | Operation::AllToAll => {
                 let slices = self.slices(shape, params, 1, ranks)?;
-                reduce_scatter(&mut tasks, shape, slices, rank);
+                exchange(&mut tasks, shape, slices, rank);
                 slices.two_slots() * ranks
             }
-            Operation::Broadcast { root } => {
+            Operation::Broadcast { root } | Operation::Scatter { root } => {
+                let scatters = matches!(shape.operation, Operation::Scatter { .. });
+                let pieces = if scatters { ranks } else { 1 };
+                let slices = self.slices(shape, params, 1, pieces)?;
+                from_root(&mut tasks, shape, slices, rank, root);
+                if rank == root {
+                    slices.two_slots() * pieces
+                } else {
+                    0
+                }
+            }
+            Operation::Gather { root } => {
                 let slices = self.slices(shape, params, 1, 1)?;
-                broadcast(&mut tasks, shape, slices, rank, root);
-                if rank == root { slices.two_slots() } else { 0 }
+                to_root(&mut tasks, shape, slices, rank, root);
+                if rank == root { 0 } else { slices.two_slots() }
             }
             _ => {
                 let slices = self.slices(shape, params, 1, 1)?;
@@ -100,7 +113,9 @@ impl MeshTwoShot {
     }
 }
 
-fn all_reduce(tasks: &mut Tasks<'_>, shape: &Shape, slices: Slices, me: Rank) {
+/// For everybody, or for the root only.
+fn reduce(tasks: &mut Tasks<'_>, shape: &Shape, slices: Slices, me: Rank) {
+    let is_for_me = shape.operation.root().is_none_or(|root| root == me);
     let part = |slice: u64, rank: Rank| slices.part(slice, u64::from(rank.0));
     // Where the slot holds a byte of the slice.
     let held = |slice: u64, offset: u64| {
@@ -128,10 +143,12 @@ fn all_reduce(tasks: &mut Tasks<'_>, shape: &Shape, slices: Slices, me: Rank) {
                 bytes,
             },
         );
-        tasks.copy(Loc::output(mine.start), result, bytes);
+        if is_for_me {
+            tasks.copy(Loc::output(mine.start), result, bytes);
+        }
     };
     let collect = |tasks: &mut Tasks<'_>, slice: u64| {
-        for peer in tasks.peers() {
+        for peer in tasks.peers().filter(|_| is_for_me) {
             let range = part(slice, peer);
             let dst = Loc::output(range.start);
             tasks.read(peer, dst, held(slice, range.start), length(&range));
@@ -152,34 +169,57 @@ fn all_reduce(tasks: &mut Tasks<'_>, shape: &Shape, slices: Slices, me: Rank) {
     collect(tasks, slices.count() - 1);
 }
 
-fn reduce_scatter(tasks: &mut Tasks<'_>, shape: &Shape, slices: Slices, me: Rank) {
+/// Ranks offer each other parts, and combine or keep those that are for them.
+fn exchange(tasks: &mut Tasks<'_>, shape: &Shape, slices: Slices, me: Rank) {
     let ranks = u64::from(shape.ranks);
+    let reduces = shape.operation.reduces();
     let held = |slice: u64, rank: Rank| {
         Loc::scratch(slices.slot(slice) * ranks + u64::from(rank.0) * slices.part_bytes())
     };
+    let sent = |to: Rank| {
+        if reduces {
+            shape.part(to)
+        } else {
+            shape.sent_part(me, to)
+        }
+    };
     let offer = |tasks: &mut Tasks<'_>, slice: u64| {
-        let range = slices.slice(slice);
         for peer in tasks.peers() {
-            let src = Loc::input(shape.part(peer).start + range.start);
+            let all = sent(peer);
+            let range = slices.slice_of(slice, length(&all));
+            let src = Loc::input(all.start + range.start);
             tasks.copy(held(slice, peer), src, length(&range));
         }
     };
     offer(tasks, 0);
     for slice in 0..slices.count() {
         tasks.meet(HERE);
-        let range = slices.slice(slice);
-        combine_in_rank_order(
-            tasks,
-            shape,
-            me,
-            &Combination {
-                own: Loc::input(shape.part(me).start + range.start),
-                others: held(slice, me),
-                kept: held(slice, me),
-                out: Loc::output(range.start),
-                bytes: length(&range),
-            },
-        );
+        let mine = sent(me);
+        let range = slices.slice_of(slice, length(&mine));
+        let own = Loc::input(mine.start + range.start);
+        if reduces {
+            combine_in_rank_order(
+                tasks,
+                shape,
+                me,
+                &Combination {
+                    own,
+                    others: held(slice, me),
+                    kept: held(slice, me),
+                    out: Loc::output(range.start),
+                    bytes: length(&range),
+                },
+            );
+        } else {
+            let kept = shape.received_part(me, me).start + range.start;
+            tasks.keep_own(Loc::output(kept), own, length(&range));
+            for peer in tasks.peers() {
+                let all = shape.received_part(peer, me);
+                let range = slices.slice_of(slice, length(&all));
+                let dst = Loc::output(all.start + range.start);
+                tasks.read(peer, dst, held(slice, me), length(&range));
+            }
+        }
         if slice + 1 < slices.count() {
             offer(tasks, slice + 1);
         }
@@ -188,18 +228,20 @@ fn reduce_scatter(tasks: &mut Tasks<'_>, shape: &Shape, slices: Slices, me: Rank
 
 fn all_gather(tasks: &mut Tasks<'_>, shape: &Shape, slices: Slices, me: Rank) {
     let held = |slice: u64| Loc::scratch(slices.slot(slice));
+    let part = |slice: u64, rank: Rank| slices.slice_of(slice, shape.part_bytes(rank));
     let offer = |tasks: &mut Tasks<'_>, slice: u64| {
-        let range = slices.slice(slice);
+        let range = part(slice, me);
         tasks.copy(held(slice), Loc::input(range.start), length(&range));
     };
     offer(tasks, 0);
     for slice in 0..slices.count() {
         tasks.meet(HERE);
-        let range = slices.slice(slice);
         for peer in tasks.peers() {
+            let range = part(slice, peer);
             let dst = Loc::output(shape.part(peer).start + range.start);
             tasks.read(peer, dst, held(slice), length(&range));
         }
+        let range = part(slice, me);
         let own = Loc::output(shape.part(me).start + range.start);
         tasks.keep_own(own, Loc::input(range.start), length(&range));
         if slice + 1 < slices.count() {
@@ -210,8 +252,26 @@ fn all_gather(tasks: &mut Tasks<'_>, shape: &Shape, slices: Slices, me: Rank) {
 
 /// The root offers slices, all others read them. They also tell each other and the root that they
 /// have begun, so that nobody leaves before all are there.
-fn broadcast(tasks: &mut Tasks<'_>, shape: &Shape, slices: Slices, me: Rank, root: Rank) {
+fn from_root(tasks: &mut Tasks<'_>, shape: &Shape, slices: Slices, me: Rank, root: Rank) {
+    let scatters = matches!(shape.operation, Operation::Scatter { .. });
+    let part = |rank: Rank| {
+        if scatters {
+            shape.part(rank)
+        } else {
+            0..shape.count_bytes()
+        }
+    };
+    // A broadcast offers one piece to all.
+    let held = |slice: u64, rank: Rank| {
+        let (pieces, piece) = if scatters {
+            (u64::from(shape.ranks), u64::from(rank.0))
+        } else {
+            (1, 0)
+        };
+        Loc::scratch(slices.slot(slice) * pieces + piece * slices.part_bytes())
+    };
     let count = slices.count();
+    let own = part(me);
     if me == root {
         for slice in 0..count {
             if slice >= 2 {
@@ -219,14 +279,17 @@ fn broadcast(tasks: &mut Tasks<'_>, shape: &Shape, slices: Slices, me: Rank, roo
                     tasks.wait(peer, FREE);
                 }
             }
-            let range = slices.slice(slice);
-            let slot = Loc::scratch(slices.slot(slice));
-            tasks.copy(slot, Loc::input(range.start), length(&range));
+            for peer in tasks.peers().take(if scatters { usize::MAX } else { 1 }) {
+                let all = part(peer);
+                let range = slices.slice_of(slice, length(&all));
+                let src = Loc::input(all.start + range.start);
+                tasks.copy(held(slice, peer), src, length(&range));
+            }
             for peer in tasks.peers() {
                 tasks.record(peer, HERE);
             }
         }
-        tasks.keep_own(Loc::output(0), Loc::input(0), shape.count_bytes());
+        tasks.keep_own(Loc::output(0), Loc::input(own.start), length(&own));
         for peer in tasks.peers() {
             tasks.wait(peer, HERE);
         }
@@ -236,16 +299,59 @@ fn broadcast(tasks: &mut Tasks<'_>, shape: &Shape, slices: Slices, me: Rank, roo
         tasks.record(peer, HERE);
     }
     for slice in 0..count {
-        let range = slices.slice(slice);
+        let range = slices.slice_of(slice, length(&own));
         tasks.wait(root, HERE);
-        let slot = Loc::scratch(slices.slot(slice));
-        tasks.read(root, Loc::output(range.start), slot, length(&range));
+        let dst = Loc::output(range.start);
+        tasks.read(root, dst, held(slice, me), length(&range));
         if slice + 2 < count {
             tasks.record(root, FREE);
         }
     }
     for peer in tasks.peers().filter(|peer| *peer != root) {
         tasks.wait(peer, HERE);
+    }
+}
+
+/// All others offer slices, the root reads them. All tell each other that they have begun, as in
+/// [`from_root`].
+fn to_root(tasks: &mut Tasks<'_>, shape: &Shape, slices: Slices, me: Rank, root: Rank) {
+    let held = |slice: u64| Loc::scratch(slices.slot(slice));
+    let part = |slice: u64, rank: Rank| slices.slice_of(slice, shape.part_bytes(rank));
+    let count = slices.count();
+    if me != root {
+        for peer in tasks.peers().filter(|peer| *peer != root) {
+            tasks.record(peer, HERE);
+        }
+        for slice in 0..count {
+            if slice >= 2 {
+                tasks.wait(root, FREE);
+            }
+            let range = part(slice, me);
+            tasks.copy(held(slice), Loc::input(range.start), length(&range));
+            tasks.record(root, HERE);
+        }
+        // What the root has not read yet is not touched before it leaves the next operation.
+        for peer in tasks.peers() {
+            tasks.wait(peer, HERE);
+        }
+        return;
+    }
+    for peer in tasks.peers() {
+        tasks.record(peer, HERE);
+    }
+    for slice in 0..count {
+        let range = part(slice, me);
+        let own = Loc::output(shape.part(me).start + range.start);
+        tasks.keep_own(own, Loc::input(range.start), length(&range));
+        for peer in tasks.peers() {
+            tasks.wait(peer, HERE);
+            let range = part(slice, peer);
+            let dst = Loc::output(shape.part(peer).start + range.start);
+            tasks.read(peer, dst, held(slice), length(&range));
+            if slice + 2 < count {
+                tasks.record(peer, FREE);
+            }
+        }
     }
 }
 

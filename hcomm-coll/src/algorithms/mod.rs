@@ -2,10 +2,11 @@
 //!
 //! | name | operations | how |
 //! |---|---|---|
-//! | `mesh_one_shot` | all_reduce, all_gather, reduce_scatter, broadcast, barrier | every rank writes to every other, one step; for small sizes |
-//! | `mesh_packet` | all_reduce, all_gather, reduce_scatter, broadcast, barrier | as `mesh_one_shot`, in packets; for the smallest sizes where ranks map each other's memory |
-//! | `mesh_two_shot` | all_reduce, all_gather, reduce_scatter, broadcast | ranks offer slices in scratch memory and read each other's; for large sizes where ranks map each other's memory |
+//! | `mesh_one_shot` | all but send_recv | every rank writes to every other, one step; for small sizes |
+//! | `mesh_packet` | all but send_recv | as `mesh_one_shot`, in packets; for the smallest sizes where ranks map each other's memory |
+//! | `mesh_two_shot` | all but send_recv and barrier | ranks offer slices in scratch memory and read each other's; for large sizes where ranks map each other's memory |
 //! | `ring` | all_reduce, all_gather, reduce_scatter, broadcast | every rank writes to the next one only |
+//! | `pairwise` | all_to_all, also where each rank knows only its own counts | in each step one rank to send to and one to receive from |
 //! | `pair` | send_recv | two slots at the receiver, with credits |
 //! | `handshake` | send_recv | request, grant, data: to be measured beside |
 //!
@@ -22,6 +23,7 @@ mod mesh_one_shot;
 mod mesh_packet;
 mod mesh_two_shot;
 mod pair;
+mod pairwise;
 mod ring;
 mod tasks;
 
@@ -35,6 +37,7 @@ pub use mesh_one_shot::MeshOneShot;
 pub use mesh_packet::MeshPacket;
 pub use mesh_two_shot::MeshTwoShot;
 pub use pair::Pair;
+pub use pairwise::Pairwise;
 pub use ring::Ring;
 
 /// What an algorithm may use. The same on all ranks.
@@ -57,6 +60,12 @@ pub trait Algorithm: Send + Sync {
 
     /// Whether its plans may have packets, which need ranks that map each other's memory.
     fn has_packets(&self) -> bool {
+        false
+    }
+
+    /// Whether it plans messages between two ranks and nothing else. A wish for such a one is no
+    /// wish for collectives.
+    fn is_for_messages(&self) -> bool {
         false
     }
 
@@ -84,7 +93,7 @@ pub trait Algorithm: Send + Sync {
         Ok(Plan {
             format: PlanFormat::V1,
             algorithm: self.name().to_owned(),
-            shape: *shape,
+            shape: shape.clone(),
             initial_credits: self.credits(shape),
             ranks: ranks.collect::<Result<_, _>>()?,
         })
@@ -99,6 +108,7 @@ pub fn algorithms() -> &'static [&'static dyn Algorithm] {
         &MeshPacket,
         &MeshTwoShot,
         &Ring,
+        &Pairwise,
         &Pair,
         &Handshake,
     ]
@@ -170,7 +180,7 @@ fn begin(
             ranks: shape.ranks,
         });
     }
-    if shape.count == 0 && shape.operation != Operation::Barrier {
+    if shape.is_nothing() && shape.operation != Operation::Barrier {
         return Ok(Some(RankPlan::default()));
     }
     let alone = match shape.operation {

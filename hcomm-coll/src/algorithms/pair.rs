@@ -24,6 +24,10 @@ impl Algorithm for Pair {
         "pair"
     }
 
+    fn is_for_messages(&self) -> bool {
+        true
+    }
+
     fn supports(&self, shape: &Shape) -> bool {
         matches!(shape.operation, Operation::SendRecv { .. })
     }
@@ -70,7 +74,7 @@ impl Algorithm for Pair {
 
     fn credits(&self, shape: &Shape) -> Vec<Credit> {
         match shape.operation {
-            Operation::SendRecv { from, to } if from != to && shape.count > 0 => (0..SLOTS)
+            Operation::SendRecv { from, to } if from != to && !shape.is_nothing() => (0..SLOTS)
                 .map(|notify| Credit {
                     recorder: to,
                     waiter: from,

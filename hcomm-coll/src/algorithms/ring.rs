@@ -36,9 +36,12 @@ impl Algorithm for Ring {
     }
 
     fn supports(&self, shape: &Shape) -> bool {
-        !matches!(
+        matches!(
             shape.operation,
-            Operation::SendRecv { .. } | Operation::Barrier
+            Operation::AllReduce
+                | Operation::AllGather
+                | Operation::ReduceScatter
+                | Operation::Broadcast { .. }
         )
     }
 
@@ -169,17 +172,18 @@ impl Neighbours<'_> {
     fn reduce_scatter(&mut self, slices: Slices) {
         let ranks = self.shape.ranks;
         for slice in 0..slices.count() {
-            let range = slices.slice(slice);
-            let bytes = length(&range);
             let shape = self.shape;
-            let own = |part: Rank| Loc::input(shape.part(part).start + range.start);
-            self.send(own(self.left(1)), bytes);
+            let range = |part: Rank| slices.slice_of(slice, shape.part_bytes(part));
+            let own = |part: Rank| Loc::input(shape.part(part).start + range(part).start);
+            let next = self.left(1);
+            self.send(own(next), length(&range(next)));
             for step in 2..=ranks {
                 let part = self.left(step);
+                let bytes = length(&range(part));
                 let slot = self.receive();
                 if part == self.me {
-                    self.tasks
-                        .reduce(Loc::output(range.start), slot, own(part), bytes);
+                    let out = Loc::output(range(part).start);
+                    self.tasks.reduce(out, slot, own(part), bytes);
                 } else {
                     self.tasks.reduce(slot, slot, own(part), bytes);
                     self.send(slot, bytes);
@@ -192,19 +196,21 @@ impl Neighbours<'_> {
     fn all_gather(&mut self, slices: Slices) {
         let ranks = self.shape.ranks;
         for slice in 0..slices.count() {
-            let range = slices.slice(slice);
-            let bytes = length(&range);
             let shape = self.shape;
-            let place = |part: Rank| Loc::output(shape.part(part).start + range.start);
-            self.send(Loc::input(range.start), bytes);
+            let range = |part: Rank| slices.slice_of(slice, shape.part_bytes(part));
+            let place = |part: Rank| Loc::output(shape.part(part).start + range(part).start);
+            let mine = range(self.me);
+            self.send(Loc::input(mine.start), length(&mine));
             self.tasks
-                .keep_own(place(self.me), Loc::input(range.start), bytes);
+                .keep_own(place(self.me), Loc::input(mine.start), length(&mine));
             for step in 1..ranks {
+                let part = self.left(step);
+                let bytes = length(&range(part));
                 let slot = self.receive();
                 if step < ranks - 1 {
                     self.send(slot, bytes);
                 }
-                self.tasks.copy(place(self.left(step)), slot, bytes);
+                self.tasks.copy(place(part), slot, bytes);
                 self.give_back();
             }
         }

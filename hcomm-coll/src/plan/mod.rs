@@ -48,12 +48,14 @@
 //! its receive begins. Such plans own scratch and notifies that nobody else uses, and follow only
 //! themselves.
 
+mod count;
 mod shape;
 mod task;
 
 use hcomm_types::Rank;
 use serde::{Deserialize, Serialize};
 
+pub use count::Count;
 pub use hcomm_types::MAX_PACKET_LINES;
 pub use shape::{Operation, Shape, ShapeError};
 pub use task::{Buffer, Loc, Task};

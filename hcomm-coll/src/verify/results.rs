@@ -83,25 +83,34 @@ fn expectations(plan: &Plan, rank: Rank) -> Vec<(Range<u64>, Expected)> {
     let shape = &plan.shape;
     let all = 0..shape.output_bytes(rank);
     let one = |source, origin| vec![(all.clone(), Expected { source, origin })];
-    match shape.operation {
-        Operation::AllReduce => one(None, 0),
-        Operation::ReduceScatter => one(None, shape.part(rank).start),
-        Operation::Broadcast { root: source } | Operation::SendRecv { from: source, .. } => {
-            one(Some(source), 0)
-        }
-        Operation::AllGather => shape
+    // A part from each rank: where it lies here, and from where in its input it comes.
+    let each = |part: &dyn Fn(Rank) -> (Range<u64>, u64)| {
+        shape
             .all_ranks()
             .map(|source| {
-                (
-                    shape.part(source),
-                    Expected {
-                        source: Some(source),
-                        origin: 0,
-                    },
-                )
+                let (range, origin) = part(source);
+                let source = Some(source);
+                (range, Expected { source, origin })
             })
-            .collect(),
-        Operation::Barrier => Vec::new(),
+            .collect()
+    };
+    match shape.operation {
+        Operation::AllReduce => one(None, 0),
+        Operation::Reduce { root } if rank == root => one(None, 0),
+        Operation::ReduceScatter => one(None, shape.part(rank).start),
+        Operation::Broadcast { root: source } => one(Some(source), 0),
+        Operation::SendRecv { from: source, to } if rank == to => one(Some(source), 0),
+        Operation::Scatter { root } => one(Some(root), shape.part(rank).start),
+        Operation::AllGather => each(&|source| (shape.part(source), 0)),
+        Operation::Gather { root } if rank == root => each(&|source| (shape.part(source), 0)),
+        Operation::AllToAll => each(&|source| {
+            let origin = shape.sent_part(source, rank).start;
+            (shape.received_part(source, rank), origin)
+        }),
+        Operation::Reduce { .. }
+        | Operation::Gather { .. }
+        | Operation::SendRecv { .. }
+        | Operation::Barrier => Vec::new(),
     }
 }
 

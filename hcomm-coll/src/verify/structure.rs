@@ -165,9 +165,7 @@ impl TaskCheck<'_> {
             Task::PacketWrite { src, bytes, .. } => self.payload(src, bytes)?,
             Task::PacketRead { dst, bytes, .. } => {
                 self.payload(dst, bytes)?;
-                if bytes > 0 {
-                    self.target(me, dst, bytes)?;
-                }
+                self.written(me, dst)?;
             }
             Task::PacketReduce { dst, a, count, .. } => {
                 let bytes = self.elements(count);
@@ -255,16 +253,14 @@ impl TaskCheck<'_> {
     /// As `range`, for a place that is written.
     fn target(&self, owner: Rank, loc: Loc, bytes: u64) -> Result<(), Fault> {
         self.range(owner, loc, bytes)?;
-        let shape = &self.plan.shape;
-        let (home, base) = shape.home(owner, loc.buffer);
-        if home == Buffer::Input {
-            let (output_home, output_base) = shape.home(owner, Buffer::Output);
-            let start = base.saturating_add(loc.offset);
-            let output_end = output_base.saturating_add(shape.output_bytes(owner));
-            let inside = start >= output_base && start.saturating_add(bytes) <= output_end;
-            if output_home != Buffer::Input || !inside {
-                return Err(Fault::WritesInput { owner });
-            }
+        self.written(owner, loc)
+    }
+
+    /// What is written goes by the name of output or scratch, also where the input is the same
+    /// memory.
+    fn written(&self, owner: Rank, loc: Loc) -> Result<(), Fault> {
+        if loc.buffer == Buffer::Input {
+            return Err(Fault::WritesInput { owner });
         }
         Ok(())
     }

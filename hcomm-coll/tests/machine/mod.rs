@@ -9,7 +9,7 @@
 
 use std::collections::HashMap;
 
-use hcomm_coll::plan::{Buffer, Loc, MAX_PACKET_LINES, Operation, Plan, Shape, Task};
+use hcomm_coll::plan::{Buffer, Count, Loc, MAX_PACKET_LINES, Operation, Plan, Shape, Task};
 use hcomm_types::{DataType, Rank, ReduceOp, bf16, f16};
 
 /// A source of choices, repeatable from its seed.
@@ -544,42 +544,76 @@ fn waited(rank: u32, thread: u32, task: &Task) -> Option<(u32, u32, u32, u32)> {
     }
 }
 
+/// Elements that one rank has for another: one row a rank.
+fn matrix(shape: &Shape) -> Vec<Vec<usize>> {
+    let ranks = shape.ranks as usize;
+    let number = |n: u64| usize::try_from(n).unwrap();
+    match &shape.count {
+        Count::Even(count) => vec![vec![number(*count); ranks]; ranks],
+        // What a rank contributes or receives, whoever the other is.
+        Count::Ranks(counts) => vec![counts.iter().map(|n| number(*n)).collect(); ranks],
+        Count::Pairs(counts) => counts
+            .chunks(ranks)
+            .map(|row| row.iter().map(|n| number(*n)).collect())
+            .collect(),
+        Count::Own { .. } => panic!("the machine runs what all ranks do"),
+    }
+}
+
+/// Elements of each rank's part.
+fn parts(shape: &Shape) -> Vec<usize> {
+    matrix(shape).swap_remove(0)
+}
+
 /// The larger buffer that holds the other one, and where in it that begins.
 fn alias(shape: &Shape, rank: u32) -> Option<(Buffer, usize)> {
-    let part = usize::try_from(shape.count).unwrap() * shape.dtype.size() * rank as usize;
+    let before: usize = parts(shape)[..rank as usize].iter().sum();
+    let part = before * shape.dtype.size();
     match shape.operation {
         _ if !shape.in_place => None,
-        Operation::AllReduce | Operation::Broadcast { .. } => Some((Buffer::Output, 0)),
+        Operation::AllReduce | Operation::Broadcast { .. } | Operation::AllToAll => {
+            Some((Buffer::Output, 0))
+        }
+        Operation::Reduce { root } => (root.0 == rank).then_some((Buffer::Output, 0)),
         Operation::AllGather => Some((Buffer::Output, part)),
+        Operation::Gather { root } => (root.0 == rank).then_some((Buffer::Output, part)),
         Operation::ReduceScatter => Some((Buffer::Input, part)),
+        Operation::Scatter { root } => (root.0 == rank).then_some((Buffer::Input, part)),
         Operation::Barrier | Operation::SendRecv { .. } => None,
     }
 }
 
 fn elements_in(shape: &Shape, rank: u32) -> usize {
-    let count = usize::try_from(shape.count).unwrap();
+    let parts = parts(shape);
     match shape.operation {
-        Operation::AllReduce | Operation::AllGather => count,
-        Operation::ReduceScatter => count * shape.ranks as usize,
-        Operation::Broadcast { root } if root.0 == rank => count,
-        Operation::SendRecv { from, .. } if from.0 == rank => count,
+        Operation::AllReduce | Operation::Reduce { .. } => parts[0],
+        Operation::AllGather | Operation::Gather { .. } => parts[rank as usize],
+        Operation::ReduceScatter => parts.iter().sum(),
+        Operation::Scatter { root } if root.0 == rank => parts.iter().sum(),
+        Operation::Broadcast { root } if root.0 == rank => parts[0],
+        Operation::SendRecv { from, .. } if from.0 == rank => parts[0],
+        Operation::AllToAll => matrix(shape)[rank as usize].iter().sum(),
         _ => 0,
     }
 }
 
 fn bytes_out(shape: &Shape, rank: u32) -> usize {
-    let bytes = usize::try_from(shape.count).unwrap() * shape.dtype.size();
-    match shape.operation {
-        Operation::AllReduce | Operation::ReduceScatter | Operation::Broadcast { .. } => bytes,
-        Operation::AllGather => bytes * shape.ranks as usize,
-        Operation::SendRecv { to, .. } if to.0 == rank => bytes,
+    let parts = parts(shape);
+    let elements = match shape.operation {
+        Operation::AllReduce | Operation::Broadcast { .. } => parts[0],
+        Operation::Reduce { root } if root.0 == rank => parts[0],
+        Operation::ReduceScatter | Operation::Scatter { .. } => parts[rank as usize],
+        Operation::AllGather => parts.iter().sum(),
+        Operation::Gather { root } if root.0 == rank => parts.iter().sum(),
+        Operation::SendRecv { to, .. } if to.0 == rank => parts[0],
+        Operation::AllToAll => matrix(shape).iter().map(|row| row[rank as usize]).sum(),
         _ => 0,
-    }
+    };
+    elements * shape.dtype.size()
 }
 
 /// What a rank's output must be, computed in a plain loop.
 fn reference(shape: &Shape, inputs: &[Vec<u8>], rank: u32) -> Vec<u8> {
-    let bytes = usize::try_from(shape.count).unwrap() * shape.dtype.size();
     let all = || {
         let mut inputs = inputs.iter();
         let first = inputs.next().unwrap().clone();
@@ -587,12 +621,25 @@ fn reference(shape: &Shape, inputs: &[Vec<u8>], rank: u32) -> Vec<u8> {
             combine(shape.dtype, shape.redop, &sum, input)
         })
     };
+    // The part of a whole that belongs to this rank, by the elements of each part.
+    let mine = |whole: &[u8], parts: &[usize]| {
+        let before: usize = parts[..rank as usize].iter().sum();
+        let range = before..before + parts[rank as usize];
+        let size = shape.dtype.size();
+        whole[range.start * size..range.end * size].to_vec()
+    };
     match shape.operation {
         Operation::AllReduce => all(),
+        Operation::Reduce { root } if root.0 == rank => all(),
         Operation::AllGather => inputs.concat(),
-        Operation::ReduceScatter => {
-            all()[rank as usize * bytes..(rank as usize + 1) * bytes].to_vec()
-        }
+        Operation::Gather { root } if root.0 == rank => inputs.concat(),
+        Operation::ReduceScatter => mine(&all(), &parts(shape)),
+        Operation::Scatter { root } => mine(&inputs[root.index()], &parts(shape)),
+        Operation::AllToAll => inputs
+            .iter()
+            .zip(matrix(shape))
+            .flat_map(|(input, row)| mine(input, &row))
+            .collect(),
         Operation::Broadcast { root } => inputs[root.index()].clone(),
         Operation::SendRecv { from, to } if to.0 == rank => inputs[from.index()].clone(),
         _ => Vec::new(),

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use hcomm::{Communicator, ErrorKind, Rank, ReduceOp};
+use hcomm::plan::Operation;
+use hcomm::{Communicator, DataType, ErrorKind, Rank, ReduceOp, algorithms};
 
 use crate::job::{self, Job};
 use crate::sample::{Sample, assert_same, combined, each_type, samples, unwritten};
@@ -14,16 +15,6 @@ use crate::team;
 
 /// Up to this many bytes, input times ranks, the rule takes one step; see the planner.
 const SWITCH_BYTES: usize = 128 << 10;
-
-/// Algorithms by name, with the largest count of those below that each can plan.
-const ALGORITHMS: [(&str, usize); 5] = [
-    ("mesh_one_shot", usize::MAX),
-    ("mesh_packet", 224),
-    ("mesh_two_shot", usize::MAX),
-    ("ring", usize::MAX),
-    // For messages: the rule goes on for the rest.
-    ("handshake", usize::MAX),
-];
 
 pub(crate) fn all_reduce<T: Sample>(
     comm: &Communicator,
@@ -106,6 +97,169 @@ pub(crate) fn broadcast<T: Sample>(comm: &Communicator, count: usize, root: u32)
     assert_same(what, &buffer, &samples(ReduceOp::Sum, root, 0, count));
 }
 
+pub(crate) fn reduce<T: Sample>(
+    comm: &Communicator,
+    op: ReduceOp,
+    count: usize,
+    root: u32,
+    in_place: bool,
+) {
+    let what = format!(
+        "reduce of {count} {} ({op}) to {root}, in place: {in_place}",
+        T::DATA_TYPE
+    );
+    let rank = comm.rank().0;
+    let mut input = samples::<T>(op, rank, 0, count);
+    let expected = if rank == root {
+        combined::<T>(op, comm.size(), 0, count)
+    } else {
+        unwritten::<T>(op, count)
+    };
+    if in_place {
+        comm.reduce_in_place(&mut input, op, Rank(root))
+            .expect(&what);
+        if rank == root {
+            assert_same(what, &input, &expected);
+            return;
+        }
+    } else {
+        let mut output = unwritten::<T>(op, count);
+        comm.reduce(&input, &mut output, op, Rank(root))
+            .expect(&what);
+        assert_same(&what, &output, &expected);
+    }
+    assert_same(what + ": input", &input, &samples(op, rank, 0, count));
+}
+
+pub(crate) fn gather<T: Sample>(comm: &Communicator, count: usize, root: u32, in_place: bool) {
+    let what = format!(
+        "gather of {count} {} to {root}, in place: {in_place}",
+        T::DATA_TYPE
+    );
+    let (rank, size, op) = (comm.rank().0, comm.size(), ReduceOp::Sum);
+    let mut input = samples::<T>(op, rank, 0, count);
+    let mut output = unwritten::<T>(op, count * size as usize);
+    let expected: Vec<T> = if rank == root {
+        (0..size)
+            .flat_map(|rank| samples(op, rank, 0, count))
+            .collect()
+    } else {
+        output.clone()
+    };
+    if !in_place {
+        comm.gather(&input, &mut output, Rank(root)).expect(&what);
+    } else if rank == root {
+        let first = rank as usize * count;
+        output[first..first + count].copy_from_slice(&input);
+        comm.gather_in_place(&mut output, Rank(root)).expect(&what);
+    } else {
+        comm.gather_in_place(&mut input, Rank(root)).expect(&what);
+    }
+    assert_same(what, &output, &expected);
+}
+
+pub(crate) fn scatter<T: Sample>(comm: &Communicator, count: usize, root: u32, in_place: bool) {
+    let what = format!(
+        "scatter of {count} {} from {root}, in place: {in_place}",
+        T::DATA_TYPE
+    );
+    let (rank, size, op) = (comm.rank().0, comm.size(), ReduceOp::Sum);
+    let mine = rank as usize * count;
+    let expected = samples::<T>(op, root, mine, count);
+    let mut whole = samples::<T>(op, root, 0, count * size as usize);
+    let mut output = unwritten::<T>(op, count);
+    if rank != root {
+        whole.clear();
+    }
+    if !in_place {
+        comm.scatter(&whole, &mut output, Rank(root)).expect(&what);
+        assert_same(what, &output, &expected);
+    } else if rank == root {
+        comm.scatter_in_place(&mut whole, Rank(root)).expect(&what);
+        assert_same(what, &whole, &samples(op, root, 0, count * size as usize));
+    } else {
+        comm.scatter_in_place(&mut output, Rank(root)).expect(&what);
+        assert_same(what, &output, &expected);
+    }
+}
+
+pub(crate) fn all_to_all<T: Sample>(comm: &Communicator, count: usize, in_place: bool) {
+    let what = format!(
+        "all_to_all of {count} {}, in place: {in_place}",
+        T::DATA_TYPE
+    );
+    let (rank, size, op) = (comm.rank().0, comm.size(), ReduceOp::Sum);
+    let whole = count * size as usize;
+    let mut input = samples::<T>(op, rank, 0, whole);
+    let expected: Vec<T> = (0..size)
+        .flat_map(|from| samples(op, from, rank as usize * count, count))
+        .collect();
+    if in_place {
+        comm.all_to_all_in_place(&mut input).expect(&what);
+        assert_same(what, &input, &expected);
+    } else {
+        let mut output = unwritten::<T>(op, whole);
+        comm.all_to_all(&input, &mut output).expect(&what);
+        assert_same(&what, &output, &expected);
+        assert_same(what + ": input", &input, &samples(op, rank, 0, whole));
+    }
+}
+
+/// Operations whose counts differ from rank to rank, up to `count`.
+pub(crate) fn uneven<T: Sample>(comm: &Communicator, count: usize) {
+    let what = format!("up to {count} {}", T::DATA_TYPE);
+    let (rank, size, op) = (comm.rank().index(), comm.size() as usize, ReduceOp::Sum);
+    let number = |i: usize| [count, 0, count / 2, count.min(1), count / 3][i * 7 % 5];
+    let counts: Vec<usize> = (0..size).map(number).collect();
+    let (all, first): (usize, usize) = (counts.iter().sum(), counts[..rank].iter().sum());
+
+    let mine = samples::<T>(op, rank as u32, 0, counts[rank]);
+    let expected: Vec<T> = (0..size)
+        .flat_map(|rank| samples(op, rank as u32, 0, counts[rank]))
+        .collect();
+    let mut output = unwritten::<T>(op, all);
+    comm.all_gather_v(&mine, &mut output, &counts).expect(&what);
+    assert_same(format!("all_gather_v, {what}"), &output, &expected);
+
+    let whole = samples::<T>(op, rank as u32, 0, all);
+    let mut output = unwritten::<T>(op, counts[rank]);
+    comm.reduce_scatter_v(&whole, &mut output, &counts, op)
+        .expect(&what);
+    let expected = combined::<T>(op, size as u32, first, counts[rank]);
+    assert_same(format!("reduce_scatter_v, {what}"), &output, &expected);
+
+    let matrix: Vec<usize> = (0..size * size).map(number).collect();
+    all_to_all_of::<T>(comm, &matrix);
+}
+
+/// The three calls for counts that differ from pair to pair.
+pub(crate) fn all_to_all_of<T: Sample>(comm: &Communicator, matrix: &[usize]) {
+    let (rank, size, op) = (comm.rank().index(), comm.size() as usize, ReduceOp::Sum);
+    let rows: Vec<&[usize]> = matrix.chunks(size).collect();
+    let sends = rows[rank];
+    let receives: Vec<usize> = rows.iter().map(|row| row[rank]).collect();
+    let input = samples::<T>(op, rank as u32, 0, sends.iter().sum());
+    let expected: Vec<T> = rows
+        .iter()
+        .enumerate()
+        .flat_map(|(from, row)| samples(op, from as u32, row[..rank].iter().sum(), row[rank]))
+        .collect();
+    let mut output = unwritten::<T>(op, expected.len());
+    comm.all_to_all_v(&input, sends, &mut output, &receives)
+        .expect("all_to_all_v");
+    assert_same(format!("all_to_all_v of {matrix:?}"), &output, &expected);
+    let mut output = unwritten::<T>(op, expected.len());
+    comm.all_to_all_vc(&input, &mut output, matrix)
+        .expect("all_to_all_vc");
+    assert_same(format!("all_to_all_vc of {matrix:?}"), &output, &expected);
+    let mut output = Vec::new();
+    let came = comm
+        .all_to_all_vc_unknown(&input, sends, &mut output)
+        .expect("all_to_all_vc_unknown");
+    assert_eq!(came, receives);
+    assert_same(format!("unknown counts of {matrix:?}"), &output, &expected);
+}
+
 /// Every type with every operation, on counts that no power of two divides.
 pub(crate) fn every_type_and_op(comm: &Communicator) {
     each_type!(T => {
@@ -115,7 +269,16 @@ pub(crate) fn every_type_and_op(comm: &Communicator) {
             }
             reduce_scatter::<T>(comm, op, 13, false);
             reduce_scatter::<T>(comm, op, 7, true);
+            reduce::<T>(comm, op, 19, comm.size() - 1, false);
+            reduce::<T>(comm, op, 211, 0, true);
         }
+        gather::<T>(comm, 9, comm.size() / 2, false);
+        gather::<T>(comm, 31, 0, true);
+        scatter::<T>(comm, 17, comm.size() / 2, false);
+        scatter::<T>(comm, 29, 0, true);
+        all_to_all::<T>(comm, 15, false);
+        all_to_all::<T>(comm, 21, true);
+        uneven::<T>(comm, 41);
         all_gather::<T>(comm, 11, false);
         all_gather::<T>(comm, 5, true);
         broadcast::<T>(comm, 23, comm.size() - 1);
@@ -142,28 +305,58 @@ pub(crate) fn every_size<T: Sample>(comm: &Communicator) {
             all_reduce::<T>(comm, ReduceOp::Sum, count, in_place);
             reduce_scatter::<T>(comm, ReduceOp::Max, count, in_place);
             all_gather::<T>(comm, count, in_place);
+            all_to_all::<T>(comm, count, in_place);
         }
         for root in 0..comm.size() {
             broadcast::<T>(comm, count, root);
+            let in_place = root % 2 == 1;
+            reduce::<T>(comm, ReduceOp::Min, count, root, in_place);
+            gather::<T>(comm, count, root, in_place);
+            scatter::<T>(comm, count, root, in_place);
         }
+        uneven::<T>(comm, count);
     }
 }
 
 /// Every algorithm by name, on sizes that it can plan.
 pub(crate) fn every_algorithm(comm: &Communicator) {
-    for (algorithm, most) in ALGORITHMS {
-        comm.force_algorithm(Some(algorithm)).unwrap();
-        for count in [0, 1, 5, 14, 224, 997, 4099] {
-            if count > most {
-                continue;
-            }
+    for algorithm in algorithms::algorithms() {
+        comm.force_algorithm(Some(algorithm.name())).unwrap();
+        let plans = |operation, count: usize| {
+            let (dtype, redop) = (DataType::I64, ReduceOp::Sum);
+            let shape = comm.shape(operation, count, dtype, redop, false);
+            // What is for messages only leaves the rest to the rule.
+            algorithm.is_for_messages() || algorithm.supports(&shape)
+        };
+        for count in [0, 1, 5, 14, 28, 224, 997, 4099] {
             for in_place in [false, true] {
-                all_reduce::<f32>(comm, ReduceOp::Sum, count, in_place);
-                reduce_scatter::<i64>(comm, ReduceOp::Min, count, in_place);
-                all_gather::<u16>(comm, count, in_place);
+                if plans(Operation::AllReduce, count) {
+                    all_reduce::<f32>(comm, ReduceOp::Sum, count, in_place);
+                }
+                if plans(Operation::ReduceScatter, count) {
+                    reduce_scatter::<i64>(comm, ReduceOp::Min, count, in_place);
+                }
+                if plans(Operation::AllGather, count) {
+                    all_gather::<u16>(comm, count, in_place);
+                }
+                if plans(Operation::AllToAll, count) {
+                    all_to_all::<f64>(comm, count, in_place);
+                }
             }
-            for root in 0..comm.size() {
-                broadcast::<i8>(comm, count, root);
+            for root in (0..comm.size()).map(Rank) {
+                let in_place = root.0 % 2 == 1;
+                if plans(Operation::Broadcast { root }, count) {
+                    broadcast::<i8>(comm, count, root.0);
+                }
+                if plans(Operation::Reduce { root }, count) {
+                    reduce::<u32>(comm, ReduceOp::Max, count, root.0, in_place);
+                }
+                if plans(Operation::Gather { root }, count) {
+                    gather::<i32>(comm, count, root.0, in_place);
+                }
+                if plans(Operation::Scatter { root }, count) {
+                    scatter::<u64>(comm, count, root.0, in_place);
+                }
             }
         }
         // What a forced algorithm cannot do goes on by the rule.
@@ -397,6 +590,17 @@ fn wrong_arguments_are_refused_and_leave_the_communicator_as_it_was() {
             comm.all_gather_in_place(&mut [0u8; 3]),
             comm.reduce_scatter_in_place(&mut [0u8; 3], ReduceOp::Sum),
             comm.broadcast(&mut two, Rank(2)),
+            comm.reduce(&one, &mut [0.0f32; 1], ReduceOp::Sum, Rank(2)),
+            comm.gather(&one, &mut [0.0f32; 3], comm.rank()),
+            comm.scatter(&one, &mut two, comm.rank()),
+            comm.all_to_all(&[0u8; 3], &mut [0u8; 3]),
+            comm.all_gather_v(&one, &mut two, &[1, 2]),
+            comm.all_gather_v(&one, &mut two, &[1]),
+            comm.reduce_scatter_v(&one, &mut two, &[usize::MAX, 2], ReduceOp::Sum),
+            comm.all_to_all_v(&one, &[1, 0], &mut two, &[1]),
+            comm.all_to_all_vc(&one, &mut two, &[0, 0, 1, 9]),
+            comm.all_to_all_vc_unknown(&one, &[1, 1], &mut Vec::new())
+                .map(drop),
             comm.send(&one, comm.rank()),
             comm.send(&one, Rank(9)),
             comm.recv(&mut two, Rank(2)),

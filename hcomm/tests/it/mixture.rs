@@ -36,21 +36,43 @@ enum Call {
     AllGather { in_place: bool },
     ReduceScatter { in_place: bool },
     Broadcast { root: usize },
+    Reduce { root: usize, in_place: bool },
+    Gather { root: usize, in_place: bool },
+    Scatter { root: usize, in_place: bool },
+    AllToAll { in_place: bool },
     Barrier,
     Message { from: usize, to: usize },
+}
+
+impl Call {
+    fn can_be_planned_by(self, algorithm: &str) -> bool {
+        let is_for_all = matches!(
+            self,
+            Self::AllReduce { .. }
+                | Self::AllGather { .. }
+                | Self::ReduceScatter { .. }
+                | Self::Broadcast { .. }
+                | Self::Barrier
+                | Self::Message { .. }
+        );
+        algorithm != "ring" || is_for_all
+    }
 }
 
 impl Step {
     fn random(random: &mut Random, ranks: usize) -> Self {
         let in_place = random.below(2) == 0;
-        let call = match random.below(7) {
+        let root = random.below(ranks);
+        let call = match random.below(11) {
             0 | 1 => Call::AllReduce { in_place },
             2 => Call::AllGather { in_place },
             3 => Call::ReduceScatter { in_place },
-            4 => Call::Broadcast {
-                root: random.below(ranks),
-            },
+            4 => Call::Broadcast { root },
             5 => Call::Barrier,
+            6 => Call::Reduce { root, in_place },
+            7 => Call::Gather { root, in_place },
+            8 => Call::Scatter { root, in_place },
+            9 => Call::AllToAll { in_place },
             _ => {
                 let from = random.below(ranks);
                 let to = (from + 1 + random.below(ranks - 1)) % ranks;
@@ -67,7 +89,9 @@ impl Step {
         let room = HALF - count * ranks;
         Self {
             call,
-            algorithm: random.pick(&ALGORITHMS),
+            algorithm: random
+                .pick(&ALGORITHMS)
+                .filter(|name| call.can_be_planned_by(name)),
             op: random.pick(&ReduceOp::ALL),
             count,
             input: random.below(room + 1),
@@ -137,6 +161,44 @@ impl Step {
                     array[output..output + count].copy_from_slice(&data);
                 }
             }
+            Call::Reduce { root, in_place } => {
+                let at = if in_place { output } else { input };
+                let result = combine(arrays, at, count);
+                arrays[root][output..output + count].copy_from_slice(&result);
+            }
+            Call::Gather { root, in_place } => {
+                for rank in 0..ranks {
+                    let to = output + rank * count;
+                    // In place the others bring what is where the root's output begins.
+                    let from = match (in_place, rank == root) {
+                        (false, _) => input,
+                        (true, true) => to,
+                        (true, false) => output,
+                    };
+                    let part = arrays[rank][from..from + count].to_vec();
+                    arrays[root][to..to + count].copy_from_slice(&part);
+                }
+            }
+            Call::Scatter { root, in_place } => {
+                let from = if in_place { output } else { input };
+                let whole = arrays[root][from..from + count * ranks].to_vec();
+                for (rank, array) in arrays.iter_mut().enumerate() {
+                    if !(in_place && rank == root) {
+                        let part = &whole[rank * count..][..count];
+                        array[output..output + count].copy_from_slice(part);
+                    }
+                }
+            }
+            Call::AllToAll { in_place } => {
+                let from = if in_place { output } else { input };
+                let before = arrays.to_vec();
+                for (rank, array) in arrays.iter_mut().enumerate() {
+                    for (peer, theirs) in before.iter().enumerate() {
+                        let part = &theirs[from + rank * count..][..count];
+                        array[output + peer * count..][..count].copy_from_slice(part);
+                    }
+                }
+            }
             Call::Barrier => {}
             Call::Message { from, to } => {
                 let data = arrays[from][input..input + count].to_vec();
@@ -185,6 +247,44 @@ impl Step {
             ),
             Call::Broadcast { root } => {
                 comm.broadcast(&mut outputs[output..output + count], Rank::from_index(root))
+            }
+            Call::Reduce { root, in_place } => {
+                let mine = &mut outputs[output..output + count];
+                let root = Rank::from_index(root);
+                if in_place {
+                    comm.reduce_in_place(mine, op, root)
+                } else {
+                    comm.reduce(&inputs[input..input + count], mine, op, root)
+                }
+            }
+            Call::Gather { root, in_place } => {
+                let mine = if rank == root { all } else { count };
+                let mine = &mut outputs[output..output + mine];
+                let root = Rank::from_index(root);
+                if in_place {
+                    comm.gather_in_place(mine, root)
+                } else {
+                    comm.gather(&inputs[input..input + count], mine, root)
+                }
+            }
+            Call::Scatter { root, in_place } => {
+                let is_root = rank == root;
+                let root = Rank::from_index(root);
+                if in_place {
+                    let mine = if is_root { all } else { count };
+                    comm.scatter_in_place(&mut outputs[output..output + mine], root)
+                } else {
+                    let whole = &inputs[input..input + if is_root { all } else { 0 }];
+                    comm.scatter(whole, &mut outputs[output..output + count], root)
+                }
+            }
+            Call::AllToAll { in_place } => {
+                let mine = &mut outputs[output..output + all];
+                if in_place {
+                    comm.all_to_all_in_place(mine)
+                } else {
+                    comm.all_to_all(&inputs[input..input + all], mine)
+                }
             }
             Call::Barrier => comm.barrier(),
             Call::Message { from, to } if rank == from => {
@@ -245,6 +345,43 @@ impl Step {
             }
             Call::Broadcast { root } => {
                 comm.broadcast_on(thread, &part(output, count)?, Rank::from_index(root), dtype)
+            }
+            Call::Reduce { root, in_place } => {
+                let output = part(output, count)?;
+                let input = if in_place {
+                    output.clone()
+                } else {
+                    part(input, count)?
+                };
+                let root = Rank::from_index(root);
+                comm.reduce_on(thread, &input, &output, dtype, op, root)
+            }
+            Call::Gather { root, in_place } => {
+                let from = match (in_place, rank == root) {
+                    (false, _) => input,
+                    (true, true) => output + rank * count,
+                    (true, false) => output,
+                };
+                let (from, to) = (part(from, count)?, part(output, all)?);
+                comm.gather_on(thread, &from, &to, dtype, Rank::from_index(root))
+            }
+            Call::Scatter { root, in_place } => {
+                let (from, to) = match (in_place, rank == root) {
+                    (false, _) => (input, output),
+                    (true, true) => (output, output + rank * count),
+                    (true, false) => (input, output),
+                };
+                let (from, to) = (part(from, all)?, part(to, count)?);
+                comm.scatter_on(thread, &from, &to, dtype, Rank::from_index(root))
+            }
+            Call::AllToAll { in_place } => {
+                let output = part(output, all)?;
+                let input = if in_place {
+                    output.clone()
+                } else {
+                    part(input, all)?
+                };
+                comm.all_to_all_on(thread, &input, &output, dtype)
             }
             Call::Barrier => comm.barrier_on(thread),
             Call::Message { from, to } if rank == from => {

@@ -1,9 +1,11 @@
 //! Collectives.
 
+use std::ops::Range;
+
 use hcomm::Communicator;
-use hcomm_coll::plan::{Operation, Shape};
+use hcomm_coll::plan::{Buffer, Count, Operation, Shape};
 use hcomm_data::{Buffers, Slice, Thread};
-use hcomm_types::{Rank, Result};
+use hcomm_types::{Error, ErrorKind, Rank, Result};
 
 use super::held::Held;
 use super::pattern::{Reduction, fill, wrong_copies};
@@ -18,32 +20,38 @@ const POISON: u8 = 0xa5;
 /// # Errors
 /// If there is no algorithm or no memory for it.
 pub(super) fn plan<'a>(args: &PerfArgs, comm: &'a Communicator, count: u64) -> Result<Plan<'a>> {
+    let root = Rank(args.root);
     let operation = match args.op {
-        PerfOp::AllGather => Operation::AllGather,
-        PerfOp::ReduceScatter => Operation::ReduceScatter,
-        PerfOp::Broadcast => Operation::Broadcast {
-            root: Rank(args.root),
-        },
+        PerfOp::Reduce => Operation::Reduce { root },
+        PerfOp::AllGather | PerfOp::AllGatherV => Operation::AllGather,
+        PerfOp::ReduceScatter | PerfOp::ReduceScatterV => Operation::ReduceScatter,
+        PerfOp::Broadcast => Operation::Broadcast { root },
+        PerfOp::Scatter => Operation::Scatter { root },
+        PerfOp::Gather => Operation::Gather { root },
+        PerfOp::AllToAll | PerfOp::AllToAllV => Operation::AllToAll,
         PerfOp::Barrier => Operation::Barrier,
         _ => Operation::AllReduce,
     };
     // A broadcast has one buffer on every rank.
     let in_place = args.in_place || args.op == PerfOp::Broadcast;
-    let shape = comm.shape(
-        operation,
-        as_length(count)?,
-        args.dtype,
-        args.redop,
-        in_place,
-    );
+    let counts = counts(args.op, comm.size(), count);
+    let shape = comm.shape(operation, counts, args.dtype, args.redop, in_place);
+    shape
+        .validate()
+        .map_err(|error| Error::new(ErrorKind::InvalidArgument, error.to_string()))?;
     let bytes = count * args.dtype.size() as u64 * args.op.parts(comm.size());
     let ranks = f64::from(comm.size());
     let share = (ranks - 1.0) / ranks;
-    let bus_factor = match args.op {
-        PerfOp::AllReduce => 2.0 * share,
-        PerfOp::AllGather | PerfOp::ReduceScatter => share,
+    let bus_factor = match operation {
+        Operation::AllReduce => 2.0 * share,
+        Operation::AllGather
+        | Operation::ReduceScatter
+        | Operation::Scatter { .. }
+        | Operation::Gather { .. }
+        | Operation::AllToAll => share,
         _ => 1.0,
     };
+    let algorithm = comm.algorithm(&shape)?.to_owned();
     Ok(Plan {
         case: Box::new(Collective::new(args, comm, shape)?),
         bytes,
@@ -51,8 +59,39 @@ pub(super) fn plan<'a>(args: &PerfArgs, comm: &'a Communicator, count: u64) -> R
         moved: bytes,
         bus_factor,
         messages: None,
-        algorithm: comm.algorithm(&shape)?.to_owned(),
+        algorithm,
     })
+}
+
+/// Elements of each rank or pair. Where they differ they grow from nothing to about twice `count`,
+/// which is what they are on average.
+fn counts(op: PerfOp, ranks: u32, count: u64) -> Count {
+    let ranks = u64::from(ranks);
+    let uneven = |shift: u64| {
+        let number = |rank: u64| {
+            let rank = (rank + shift) % ranks;
+            if ranks == 1 {
+                count
+            } else {
+                // The smaller half gives what the larger half gets.
+                let share = 2 * rank.min(ranks - 1 - rank) * count / (ranks - 1);
+                if 2 * rank < ranks - 1 {
+                    share
+                } else {
+                    2 * count - share
+                }
+            }
+        };
+        (0..ranks).map(number).collect::<Vec<u64>>()
+    };
+    match op {
+        PerfOp::AllGatherV | PerfOp::ReduceScatterV => Count::ranks(&uneven(0)),
+        PerfOp::AllToAllV => {
+            let rows: Vec<u64> = (0..ranks).flat_map(uneven).collect();
+            Count::pairs(&rows)
+        }
+        _ => Count::Even(count),
+    }
 }
 
 struct Collective<'a> {
@@ -93,7 +132,7 @@ impl<'a> Collective<'a> {
             },
         };
         // One buffer, or an input of its own and the output behind it, on a page of its own.
-        let (apart, main) = if shape.in_place {
+        let (apart, main) = if case.shape.in_place {
             (0, input.max(output))
         } else {
             (input, output)
@@ -122,7 +161,7 @@ impl<'a> Collective<'a> {
 
     /// Inputs anew, everything else poisoned.
     fn refill(&mut self) -> Result<()> {
-        let (shape, rank) = (self.shape, self.comm.rank());
+        let (shape, rank) = (self.shape.clone(), self.comm.rank());
         let start = self.input_offset();
         let new = |input: &mut [u8]| match reduction(&shape) {
             Some(reduction) => reduction.fill(input, rank, 0),
@@ -150,21 +189,11 @@ impl<'a> Collective<'a> {
     }
 
     fn input_offset(&self) -> usize {
-        match self.shape.operation {
-            Operation::AllGather if self.shape.in_place => {
-                self.shape.part(self.comm.rank()).start as usize
-            }
-            _ => 0,
-        }
+        self.shape.home(self.comm.rank(), Buffer::Input).1 as usize
     }
 
     fn output_offset(&self) -> usize {
-        match self.shape.operation {
-            Operation::ReduceScatter if self.shape.in_place => {
-                self.shape.part(self.comm.rank()).start as usize
-            }
-            _ => 0,
-        }
+        self.shape.home(self.comm.rank(), Buffer::Output).1 as usize
     }
 
     fn received(&self) -> Result<Vec<u8>> {
@@ -191,7 +220,11 @@ impl Case for Collective<'_> {
                 input,
                 output,
                 ..
-            } => return run_on(self.comm, &self.shape, thread, input, output),
+            } => {
+                self.comm
+                    .execute_on(self.call, thread, &self.shape, input, output)?;
+                return thread.synchronize(None);
+            }
             Place::Users { output, .. } if self.shape.in_place => Buffers::InPlace {
                 input_offset,
                 input_bytes: self.shape.input_bytes(rank) as usize,
@@ -207,63 +240,49 @@ impl Case for Collective<'_> {
     fn wrong(&mut self) -> Result<u64> {
         self.refill()?;
         self.run()?;
-        let Shape {
-            operation,
-            dtype,
-            count,
-            ..
-        } = self.shape;
-        let rank = self.comm.rank();
+        let shape = &self.shape;
+        let (rank, dtype) = (self.comm.rank(), shape.dtype);
         let output = self.received()?;
-        if let Some(reduction) = reduction(&self.shape) {
-            let first = match operation {
-                Operation::ReduceScatter => count * u64::from(rank.0),
+        let element = |offset: u64| offset / shape.element_bytes();
+        if let Some(reduction) = reduction(shape) {
+            let first = match shape.operation {
+                Operation::ReduceScatter => element(shape.part(rank).start),
                 _ => 0,
             };
             return Ok(reduction.wrong(&output, first));
         }
-        Ok(match operation {
-            Operation::AllGather => self
-                .shape
+        // What comes from a rank: where it lies, and which of its elements is the first.
+        let wrong = |from: Rank, part: Range<u64>, first: u64| {
+            let part = &output[part.start as usize..part.end as usize];
+            wrong_copies(part, dtype, from, element(first))
+        };
+        let all = 0..output.len() as u64;
+        Ok(match shape.operation {
+            Operation::AllGather => shape
+                .all_ranks()
+                .map(|from| wrong(from, shape.part(from), 0))
+                .sum(),
+            Operation::Gather { root } if rank == root => shape
+                .all_ranks()
+                .map(|from| wrong(from, shape.part(from), 0))
+                .sum(),
+            Operation::AllToAll => shape
                 .all_ranks()
                 .map(|from| {
-                    let part = self.shape.part(from);
-                    let part = &output[part.start as usize..part.end as usize];
-                    wrong_copies(part, dtype, from, 0)
+                    let first = shape.sent_part(from, rank).start;
+                    wrong(from, shape.received_part(from, rank), first)
                 })
                 .sum(),
-            Operation::Broadcast { root } => wrong_copies(&output, dtype, root, 0),
+            Operation::Scatter { root } => wrong(root, all, shape.part(rank).start),
+            Operation::Broadcast { root } => wrong(root, all, 0),
             _ => 0,
         })
     }
 }
 
-/// Puts an operation on a thread, and waits for its end.
-fn run_on(
-    comm: &Communicator,
-    shape: &Shape,
-    thread: &Thread,
-    input: &Slice,
-    output: &Slice,
-) -> Result<()> {
-    let Shape { dtype, redop, .. } = *shape;
-    match shape.operation {
-        Operation::AllGather => comm.all_gather_on(thread, input, output, dtype)?,
-        Operation::ReduceScatter => comm.reduce_scatter_on(thread, input, output, dtype, redop)?,
-        Operation::Broadcast { root } => comm.broadcast_on(thread, output, root, dtype)?,
-        Operation::Barrier => comm.barrier_on(thread)?,
-        _ => comm.all_reduce_on(thread, input, output, dtype, redop)?,
-    }
-    thread.synchronize(None)
-}
-
 /// What an operation combines, if it does.
 fn reduction(shape: &Shape) -> Option<Reduction> {
-    matches!(
-        shape.operation,
-        Operation::AllReduce | Operation::ReduceScatter
-    )
-    .then_some(Reduction {
+    shape.operation.reduces().then_some(Reduction {
         dtype: shape.dtype,
         redop: shape.redop,
         ranks: shape.ranks,

@@ -120,12 +120,26 @@ pub(crate) struct PerfArgs {
 pub(crate) enum PerfOp {
     /// Element-wise combination for everybody
     AllReduce,
+    /// Element-wise combination for the root
+    Reduce,
     /// Everybody's input for everybody
     AllGather,
+    /// The same of inputs that differ in length
+    AllGatherV,
     /// A part of the combination for each
     ReduceScatter,
+    /// The same in parts that differ in length
+    ReduceScatterV,
     /// The root's data for everybody
     Broadcast,
+    /// A part of the root's data for each
+    Scatter,
+    /// Everybody's input for the root
+    Gather,
+    /// A part of everybody's input for each
+    AllToAll,
+    /// The same in parts that differ in length
+    AllToAllV,
     /// Rank 0 sends to rank 1, rank 2 to rank 3, ... and back (half round trip)
     SendRecv,
     /// Nobody leaves before everybody has come
@@ -159,9 +173,16 @@ impl PerfOp {
     const fn name(self) -> &'static str {
         match self {
             Self::AllReduce => "all_reduce",
+            Self::Reduce => "reduce",
             Self::AllGather => "all_gather",
+            Self::AllGatherV => "all_gather_v",
             Self::ReduceScatter => "reduce_scatter",
+            Self::ReduceScatterV => "reduce_scatter_v",
             Self::Broadcast => "broadcast",
+            Self::Scatter => "scatter",
+            Self::Gather => "gather",
+            Self::AllToAll => "all_to_all",
+            Self::AllToAllV => "all_to_all_v",
             Self::SendRecv => "send_recv",
             Self::Barrier => "barrier",
             Self::Write => "write",
@@ -222,7 +243,14 @@ impl PerfOp {
     /// nccl-tests.
     const fn parts(self, ranks: u32) -> u64 {
         match self {
-            Self::AllGather | Self::ReduceScatter => ranks as u64,
+            Self::AllGather
+            | Self::AllGatherV
+            | Self::ReduceScatter
+            | Self::ReduceScatterV
+            | Self::Scatter
+            | Self::Gather
+            | Self::AllToAll
+            | Self::AllToAllV => ranks as u64,
             _ => 1,
         }
     }
@@ -231,7 +259,9 @@ impl PerfOp {
         matches!(
             self,
             Self::AllReduce
+                | Self::Reduce
                 | Self::ReduceScatter
+                | Self::ReduceScatterV
                 | Self::WriteReduce
                 | Self::ReadReduce
                 | Self::LocalReduce
@@ -479,6 +509,9 @@ fn check(args: &PerfArgs, ranks: u32) -> Result<()> {
             args.op.name()
         ));
     }
+    if args.in_place && args.op == PerfOp::AllToAllV {
+        return wrong("--in-place: parts that come would not fit where parts went".to_owned());
+    }
     if args.in_place && (args.op == PerfOp::Barrier || !is_collective) {
         return wrong(format!(
             "--in-place: {} does not have an input and an output on one rank",
@@ -562,6 +595,8 @@ mod tests {
             ("broadcast -r 2", 2),
             ("barrier --in-place", 2),
             ("read --in-place", 2),
+            ("all_to_all_v --in-place", 2),
+            ("gather -r 3", 3),
             ("all_reduce -i 0", 2),
             ("all_reduce -b 0 -e 1G -i 1", 2),
             ("all_reduce -b 2 -e 1", 2),

@@ -1,0 +1,448 @@
+//! Communicators: membership, and the collective operations on it.
+
+mod blocking;
+mod messages;
+mod queued;
+
+use std::cell::{Cell, OnceCell, RefCell};
+use std::ops::Deref;
+use std::sync::Arc;
+
+use hcomm_ctrl::Membership;
+use hcomm_data::{Buffers, Engine, MessageLink, Program, Slice, Thread, Turn};
+use hcomm_types::{DataType, Error, ErrorKind, Rank, ReduceOp, Result};
+
+use crate::algorithms::{Handshake, Params};
+use crate::plan::{Buffer, Count, Operation, Shape};
+use crate::planner::Planner;
+
+/// A rank's handle of a communicator.
+///
+/// It dereferences to [`Membership`], which has rank, size, graph, memory and channels. Blocking
+/// operations return when the result is there; those named `…_on` are put at the end of a
+/// [`Thread`] and return at once.
+///
+/// All ranks call the same collectives in the same order. Operations on one communicator follow
+/// each other in call order; different communicators know nothing of each other.
+///
+/// `Communicator` is `Send` and not `Sync`: it may move to another OS thread, and one OS thread at
+/// a time uses it.
+///
+/// # Errors
+/// Every operation fails with `Timeout`, `PeerLost` or `Aborted` when its peers do not come, are
+/// gone, or gave up; the error names them. `WouldDeadlock` says that the calling OS thread seems to
+/// hold other ranks of the same `init_all`, which it would have to drive itself. After any of these
+/// the communicator is of no use: every later call returns the first cause, also when the
+/// operation was one on a thread. `InvalidArgument` leaves it as it was.
+#[derive(Debug)]
+pub struct Communicator {
+    membership: Membership,
+    main: Thread,
+    /// Threads for the parts of programs but the first, by the engine that drives them.
+    workers: RefCell<Vec<(Engine, Vec<Thread>)>>,
+    planner: RefCell<Planner>,
+    /// Operations that took a half.
+    halves: Cell<u64>,
+    /// The thread that the latest collective was put on.
+    latest: RefCell<Option<Thread>>,
+    /// By rank, once it was asked for: the message link, where there is one.
+    messages: Box<[OnceCell<Option<MessageLink>>]>,
+    /// Whether messages over message links ask and are granted before they come, as in the
+    /// algorithm `handshake` of all other links.
+    handshakes: Cell<bool>,
+}
+
+impl Deref for Communicator {
+    type Target = Membership;
+
+    fn deref(&self) -> &Membership {
+        &self.membership
+    }
+}
+
+impl Communicator {
+    /// Adds the collectives to a membership.
+    ///
+    /// # Errors
+    /// Those of [`Membership::thread`].
+    pub fn new(membership: Membership) -> Result<Self> {
+        let main = membership.thread(1)?;
+        let messages = (0..membership.size()).map(|_| OnceCell::new()).collect();
+        Ok(Self {
+            messages,
+            handshakes: Cell::new(false),
+            membership,
+            main,
+            workers: RefCell::new(Vec::new()),
+            planner: RefCell::new(Planner::default()),
+            halves: Cell::new(0),
+            latest: RefCell::new(None),
+        })
+    }
+
+    /// A new in-order queue for this communicator, driven by its caller, with `notifies` notifies
+    /// for its user and one more, the last, with which collectives follow each other from thread to
+    /// thread.
+    ///
+    /// # Errors
+    /// `LimitReached` beyond 40 threads, or beyond 640 notifies with that one.
+    pub fn thread(&self, notifies: usize) -> Result<Thread> {
+        self.thread_on(Engine::Cpu, notifies)
+    }
+
+    /// [`thread`](Self::thread), driven by its caller or by a worker: an OS thread of the library
+    /// that runs what is put on the thread while its user does something else.
+    ///
+    /// # Errors
+    /// Those of `thread`; for a worker also `InvalidArgument` for a core that may not be used, and
+    /// `LimitReached` if no OS thread can be had.
+    pub fn thread_on(&self, engine: Engine, notifies: usize) -> Result<Thread> {
+        self.membership
+            .thread_on(engine, notifies.saturating_add(1))
+    }
+
+    /// Runs any operation on bytes: what the typed calls above come down to. `call` is its name in
+    /// errors.
+    ///
+    /// # Errors
+    /// See [`Communicator`]; `InvalidArgument` if shape, communicator and buffers do not fit.
+    pub fn execute(&self, call: &'static str, shape: &Shape, buffers: Buffers<'_>) -> Result<()> {
+        self.run_blocking(shape, buffers)
+            .map_err(|error| self.tell(call, error))
+    }
+
+    /// Takes the algorithm of this name for every operation that it can plan from now on; `None`
+    /// goes back to the rule. All ranks must ask for the same at the same place in their calls.
+    /// Before one for messages comes or goes (`handshake`, `pair`), all messages must have been
+    /// received; a [`barrier`](Self::barrier) makes sure.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a name that is not known.
+    pub fn force_algorithm(&self, name: Option<&str>) -> Result<()> {
+        self.planner.borrow_mut().force(name)?;
+        self.handshakes.set(name == Some(Handshake::NAME));
+        Ok(())
+    }
+
+    /// Name of the algorithm that a shape gets.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if a forced one cannot plan it.
+    pub fn algorithm(&self, shape: &Shape) -> Result<&'static str> {
+        let params = Params {
+            scratch_bytes: self.layout().half_bytes(),
+            slice_bytes: u64::MAX,
+        };
+        let packets = self.membership.maps_all();
+        Ok(self
+            .planner
+            .borrow()
+            .choose(shape, &params, packets)?
+            .name())
+    }
+
+    /// A shape for this communicator. `count` is in the operation's own counting, see [`Shape`].
+    #[must_use]
+    pub fn shape(
+        &self,
+        operation: Operation,
+        count: impl Into<Elements>,
+        dtype: DataType,
+        redop: ReduceOp,
+        in_place: bool,
+    ) -> Shape {
+        Shape {
+            operation,
+            ranks: self.size(),
+            count: count.into().0,
+            dtype,
+            redop,
+            in_place,
+        }
+    }
+
+    /// Leaves the communicator, after everything put on its threads is done.
+    ///
+    /// # Errors
+    /// What was still going on and failed.
+    pub fn close(self) -> Result<()> {
+        let pending = self.membership.synchronize(None);
+        let closed = self.membership.close();
+        pending.and(closed).map_err(|error| error.in_call("close"))
+    }
+
+    fn execute_in_place(&self, call: &'static str, shape: &Shape, buffer: &mut [u8]) -> Result<()> {
+        let rank = self.rank();
+        let input_offset = shape.home(rank, Buffer::Input).1;
+        let output_offset = shape.home(rank, Buffer::Output).1;
+        let buffers = Buffers::InPlace {
+            buffer,
+            input_offset: input_offset as usize,
+            input_bytes: shape.input_bytes(rank) as usize,
+            output_offset: output_offset as usize,
+            output_bytes: shape.output_bytes(rank) as usize,
+        };
+        self.execute(call, shape, buffers)
+    }
+
+    fn run_blocking(&self, shape: &Shape, buffers: Buffers<'_>) -> Result<()> {
+        self.check_shape(shape)?;
+        self.check_lengths(shape, &buffers)?;
+        if let Some((link, sends)) = self.messages_for(shape)? {
+            return match (sends, buffers) {
+                (true, Buffers::Separate { input, .. }) => self.send_over(link, input, shape.dtype),
+                (false, Buffers::Separate { output, .. }) => {
+                    self.recv_over(link, output, shape.dtype)
+                }
+                (_, Buffers::InPlace { .. }) => Err(Error::new(
+                    ErrorKind::InvalidArgument,
+                    "a message has a buffer of its own",
+                )),
+            };
+        }
+        let Some(begun) = self.begin(shape, &self.main)? else {
+            return Ok(());
+        };
+        let _blocking = self.membership.blocking();
+        let Begun {
+            workers,
+            program,
+            turn,
+        } = &begun;
+        self.main
+            .run_blocking(workers, program, buffers, *turn, [0; 2], None)
+    }
+
+    fn enqueue(
+        &self,
+        call: &'static str,
+        thread: &Thread,
+        shape: &Shape,
+        input: &Slice,
+        output: &Slice,
+    ) -> Result<()> {
+        match thread.engine() {
+            Engine::Cpu => self.membership.used_here(),
+            _ => self.membership.used_by_worker(),
+        }
+        let put = || {
+            self.check_shape(shape)?;
+            check_bytes(shape, self.rank(), input.bytes(), output.bytes())?;
+            if !self.membership.owns(thread) {
+                return Err(Error::new(
+                    ErrorKind::InvalidArgument,
+                    "the thread belongs to another communicator",
+                ));
+            }
+            if let Some((link, sends)) = self.messages_for(shape)? {
+                self.follow(thread)?;
+                if self.handshakes.get() {
+                    let nothing = self.buffer().sub(0..0)?;
+                    if sends {
+                        thread.send(link, &nothing, shape.dtype)?;
+                        thread.recv(link, &nothing, shape.dtype)?;
+                    } else {
+                        thread.recv(link, &nothing, shape.dtype)?;
+                        thread.send(link, &nothing, shape.dtype)?;
+                    }
+                }
+                return if sends {
+                    thread.send(link, input, shape.dtype)
+                } else {
+                    thread.recv(link, output, shape.dtype)
+                };
+            }
+            let Some(Begun {
+                workers,
+                program,
+                turn,
+            }) = self.begin(shape, thread)?
+            else {
+                return Ok(());
+            };
+            thread.run_team(&workers, &program, input, output, turn, [0; 2])
+        };
+        put().map_err(|error| self.tell(call, error))
+    }
+
+    /// What an operation needs to run on a thread, after those before it; `None` if this rank has
+    /// nothing to do. From here on all ranks count it.
+    fn begin(&self, shape: &Shape, thread: &Thread) -> Result<Option<Begun>> {
+        let bound = self.planner.borrow_mut().program(shape, &self.membership)?;
+        if bound.is_empty() {
+            return Ok(None);
+        }
+        self.follow(thread)?;
+        let parts = bound.program.threads.len();
+        let workers = self.workers(thread.engine(), parts.saturating_sub(1))?;
+        let turn = self.turn(shape, bound.takes_half);
+        Ok(Some(Begun {
+            workers,
+            program: Arc::clone(&bound.program),
+            turn,
+        }))
+    }
+
+    /// Collectives follow each other in call order. On one thread that is so by itself. One that is
+    /// put on another thread first waits there for a notify that the thread before it records when
+    /// it has come that far.
+    fn follow(&self, thread: &Thread) -> Result<()> {
+        let mut latest = self.latest.borrow_mut();
+        if let Some(other) = latest.as_ref().filter(|other| !other.is_same(thread)) {
+            if let Some(cause) = other.poisoned() {
+                return Err(cause);
+            }
+            if !other.is_idle() {
+                let turn = self.turn_of(thread)?;
+                other.record_thread(thread, turn)?;
+                thread.wait_thread(turn)?;
+            }
+        }
+        *latest = Some(thread.clone());
+        Ok(())
+    }
+
+    /// The notify of a thread that says that its turn has come: the last one, which
+    /// [`thread`](Self::thread) adds for that.
+    fn turn_of(&self, thread: &Thread) -> Result<u32> {
+        thread.notifies().checked_sub(1).and_then(|last| u32::try_from(last).ok()).ok_or_else(|| {
+            Error::new(
+                ErrorKind::InvalidArgument,
+                "the previous operation is under way on another thread, and this one has no notify to wait for it",
+            )
+            .hint("make threads with `Communicator::thread`")
+        })
+    }
+
+    /// The operation's number, and where its scratch memory begins in every rank's communicator
+    /// buffer.
+    fn turn(&self, shape: &Shape, takes_half: bool) -> Turn {
+        if let Operation::SendRecv { from, .. } = shape.operation {
+            return self.layout().inbox(from).into();
+        }
+        let before = self.halves.get();
+        if takes_half {
+            self.halves.set(before + 1);
+        }
+        Turn {
+            scratch_base: self.layout().half(before),
+            sequence: before + 1,
+        }
+    }
+
+    /// Threads that go on as the first one does: where a worker drives it, it drives them, too.
+    fn workers(&self, engine: Engine, count: usize) -> Result<Vec<Thread>> {
+        if count == 0 {
+            return Ok(Vec::new());
+        }
+        let mut workers = self.workers.borrow_mut();
+        let at = workers
+            .iter()
+            .position(|(known, _)| *known == engine)
+            .unwrap_or_else(|| {
+                workers.push((engine, Vec::new()));
+                workers.len() - 1
+            });
+        let workers = &mut workers[at].1;
+        while workers.len() < count {
+            workers.push(
+                self.membership
+                    .thread_on(engine, hcomm_types::MAX_NOTIFIES_PER_THREAD)?,
+            );
+        }
+        Ok(workers[..count].to_vec())
+    }
+
+    fn check_shape(&self, shape: &Shape) -> Result<()> {
+        self.membership.check_usable()?;
+        shape
+            .validate()
+            .map_err(|error| Error::new(ErrorKind::InvalidArgument, error.to_string()))?;
+        if shape.ranks != self.size() {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!(
+                    "a shape for {} ranks on a communicator of {}",
+                    shape.ranks,
+                    self.size()
+                ),
+            ));
+        }
+        Ok(())
+    }
+
+    fn check_lengths(&self, shape: &Shape, buffers: &Buffers<'_>) -> Result<()> {
+        let (input, output) = match buffers {
+            Buffers::Separate { input, output } => (input.len(), output.len()),
+            Buffers::InPlace {
+                input_bytes,
+                output_bytes,
+                ..
+            } => (*input_bytes, *output_bytes),
+        };
+        check_bytes(shape, self.rank(), input, output)
+    }
+
+    /// Completes an error, and tells the peers if it concerns them. What was refused before
+    /// anything began does not.
+    fn tell(&self, call: &'static str, error: Error) -> Error {
+        let error = error.in_call(call).at_rank(self.rank());
+        let refused = matches!(
+            error.kind(),
+            ErrorKind::InvalidArgument | ErrorKind::OutOfBounds
+        );
+        if !refused || self.membership.check_usable().is_err() {
+            self.membership.give_up(&error);
+        }
+        error
+    }
+}
+
+/// Elements as [`Communicator::shape`] takes them: a number, or a [`Count`].
+#[derive(Clone, Debug)]
+pub struct Elements(Count);
+
+impl From<usize> for Elements {
+    fn from(count: usize) -> Self {
+        Self(Count::Even(count as u64))
+    }
+}
+
+impl From<Count> for Elements {
+    fn from(count: Count) -> Self {
+        Self(count)
+    }
+}
+
+/// An operation about to run.
+struct Begun {
+    /// Threads for all parts of the program but the first.
+    workers: Vec<Thread>,
+    program: Arc<Program>,
+    turn: Turn,
+}
+
+/// Buffers are exactly as long as the shape says; where a rank has no part in an operation,
+/// anything goes.
+fn check_bytes(shape: &Shape, rank: Rank, input: usize, output: usize) -> Result<()> {
+    for (what, have, need) in [
+        ("input", input, shape.input_bytes(rank)),
+        ("output", output, shape.output_bytes(rank)),
+    ] {
+        let takes_part = need != 0
+            || matches!(
+                shape.operation,
+                Operation::AllReduce
+                    | Operation::AllGather
+                    | Operation::ReduceScatter
+                    | Operation::AllToAll
+            );
+        if takes_part && have as u64 != need {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!("{shape}: the {what} of rank {rank} has {need} bytes, {have} were given"),
+            ));
+        }
+    }
+    Ok(())
+}
