@@ -47,7 +47,7 @@ impl Algorithm for Handshake {
                 operation: shape.operation.name(),
             });
         };
-        let most = line_down(params.scratch_bytes);
+        let most = line_down(params.scratch());
         if most == 0 {
             return Err(PlanError::Scratch {
                 algorithm: self.name(),

@@ -79,10 +79,10 @@ impl MeshOneShot {
     fn slices(&self, shape: &Shape, params: &Params, slots: u64) -> Result<Slices, PlanError> {
         let bytes = shape.count_bytes();
         let whole = line_up(bytes);
-        if whole <= params.scratch_bytes / slots {
+        if whole <= params.scratch() / slots {
             return Ok(Slices::new(bytes, 1, whole));
         }
-        let most = line_down(params.scratch_bytes / slots / 2);
+        let most = line_down(params.scratch() / slots / 2);
         if most == 0 {
             return Err(PlanError::Scratch {
                 algorithm: self.name(),

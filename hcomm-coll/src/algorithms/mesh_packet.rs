@@ -41,7 +41,7 @@ impl Algorithm for MeshPacket {
         let bytes = shape.count_bytes();
         let gathers = shape.operation.reduces() && shape.ranks > 2;
         let need = if gathers { line_up(bytes) } else { 0 };
-        if need > params.scratch_bytes {
+        if need > params.scratch() {
             return Err(PlanError::Scratch {
                 algorithm: self.name(),
                 need,

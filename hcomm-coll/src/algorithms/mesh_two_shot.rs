@@ -100,7 +100,7 @@ impl MeshTwoShot {
         parts: u64,
         pieces: u64,
     ) -> Result<Slices, PlanError> {
-        let most = line_down(params.scratch_bytes / 2 / pieces);
+        let most = line_down(params.scratch() / 2 / pieces);
         if most == 0 {
             return Err(PlanError::Scratch {
                 algorithm: self.name(),

@@ -50,6 +50,13 @@ pub struct Params {
     pub slice_bytes: u64,
 }
 
+impl Params {
+    /// Scratch memory that a plan may ask for: what there is, within what plans can say.
+    pub(crate) fn scratch(&self) -> u64 {
+        self.scratch_bytes.min(i64::MAX as u64)
+    }
+}
+
 /// A generator of plans.
 pub trait Algorithm: Send + Sync {
     /// Its name in plans, tables and on the command line.

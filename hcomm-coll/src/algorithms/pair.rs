@@ -42,7 +42,7 @@ impl Algorithm for Pair {
                 operation: shape.operation.name(),
             });
         };
-        let most = line_down(params.scratch_bytes / u64::from(SLOTS));
+        let most = line_down(params.scratch() / u64::from(SLOTS));
         if most == 0 {
             return Err(PlanError::Scratch {
                 algorithm: self.name(),

@@ -40,8 +40,7 @@ impl Algorithm for Pairwise {
             return Ok(done);
         }
         let slots = 2 * (u64::from(shape.ranks) - 1);
-        // No plan may ask for more than that, and not all counts are known that would bound it.
-        let room = line_down(params.scratch_bytes.min(i64::MAX as u64) / slots);
+        let room = line_down(params.scratch() / slots);
         if room == 0 {
             return Err(PlanError::Scratch {
                 algorithm: self.name(),

@@ -49,7 +49,7 @@ impl Algorithm for Ring {
         if let Some(done) = begin(self, shape, rank)? {
             return Ok(done);
         }
-        let most = line_down(params.scratch_bytes / 2);
+        let most = line_down(params.scratch() / 2);
         if most == 0 {
             return Err(PlanError::Scratch {
                 algorithm: self.name(),
@@ -67,7 +67,7 @@ impl Algorithm for Ring {
         let slices = Slices::new(shape.count_bytes(), parts, most);
         let messages = slices.count() * messages_a_slice;
         let slot_bytes = slices.part_bytes();
-        let slots = (params.scratch_bytes / slot_bytes)
+        let slots = (params.scratch() / slot_bytes)
             .min(MOST_SLOTS)
             .min(messages);
         let mut ring = Neighbours {
