@@ -19,7 +19,7 @@
 //!     redop: ReduceOp::Sum,
 //!     in_place: true,
 //! };
-//! let params = Params { scratch_bytes: 64 << 10, slice_bytes: 16 << 10 };
+//! let params = Params { scratch_bytes: 64 << 10, slice_bytes: 16 << 10, groups: None };
 //! let ring = algorithms::by_name("ring").expect("ring is built in");
 //! let mut plan = ring.plan(&shape, &params)?;
 //!

@@ -211,6 +211,7 @@ impl Planner {
         let params = Params {
             scratch_bytes,
             slice_bytes: SLICE_BYTES,
+            groups: None,
         };
         let algorithm = self.choose(shape, &params, membership.maps_all())?;
         let plan = algorithm
@@ -309,6 +310,7 @@ mod tests {
         let params = Params {
             scratch_bytes: 1024,
             slice_bytes: 512,
+            groups: None,
         };
         let two_shot = algorithms::by_name("mesh_two_shot").unwrap();
         let root = two_shot.plan_rank(&shape, &params, Rank(0)).unwrap();
@@ -332,6 +334,7 @@ mod tests {
         let params = Params {
             scratch_bytes: 1024,
             slice_bytes: 512,
+            groups: None,
         };
         let one_shot = algorithms::by_name("mesh_one_shot").unwrap();
         let error = Planner::check_capacity(&shape, &params, one_shot, 0).unwrap_err();

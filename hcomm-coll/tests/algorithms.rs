@@ -19,6 +19,7 @@ use shapes::{operations, uneven};
 const PARAMS: Params = Params {
     scratch_bytes: 4096,
     slice_bytes: 1024,
+    groups: None,
 };
 
 fn shape(operation: Operation, ranks: u32, count: u64, dtype: DataType, in_place: bool) -> Shape {
@@ -139,6 +140,7 @@ fn many_ranks() {
     let params = Params {
         scratch_bytes: 16 << 10,
         slice_bytes: 8 << 10,
+        groups: None,
     };
     for (ranks, dtype) in [(16, DataType::F32), (33, DataType::Bf16)] {
         prove_all(ranks, &[dtype], &params, |bytes| {
@@ -152,6 +154,7 @@ fn sixty_four_ranks_of_everything_once() {
     let params = Params {
         scratch_bytes: 64 << 10,
         slice_bytes: 16 << 10,
+        groups: None,
     };
     for algorithm in algorithms() {
         for operation in operations(64) {
@@ -204,6 +207,7 @@ fn too_little_scratch_is_an_error_with_the_numbers() {
     let params = Params {
         scratch_bytes: 64,
         slice_bytes: 64,
+        groups: None,
     };
     let shape = shape(Operation::AllReduce, 4, 1000, DataType::F32, false);
     for name in ["mesh_one_shot", "mesh_two_shot", "ring"] {
@@ -217,11 +221,13 @@ fn too_little_scratch_is_an_error_with_the_numbers() {
         let enough = Params {
             scratch_bytes: need,
             slice_bytes: 64,
+            groups: None,
         };
         prove(&plan(by_name(name).unwrap(), &shape, &enough));
         let less = Params {
             scratch_bytes: need - 1,
             slice_bytes: 64,
+            groups: None,
         };
         assert!(
             by_name(name).unwrap().plan(&shape, &less).is_err(),
@@ -379,7 +385,7 @@ proptest! {
         let operation = operations[which % operations.len()];
         let even = shape(operation, ranks, count, DataType::ALL[dtype], in_place);
         let shape = uneven(&even).filter(|_| differ).unwrap_or(even);
-        let params = Params { scratch_bytes, slice_bytes };
+        let params = Params { scratch_bytes, slice_bytes, groups: None };
         for algorithm in algorithms() {
             if !algorithm.supports(&shape) {
                 continue;

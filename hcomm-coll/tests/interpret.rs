@@ -47,6 +47,7 @@ fn run_all(ranks: u32, counts: &[u64], dtypes: &[DataType], redops: &[ReduceOp])
     let params = Params {
         scratch_bytes: 3072,
         slice_bytes: 512,
+        groups: None,
     };
     let mut seed = u64::from(ranks) << 32;
     for algorithm in algorithms() {

@@ -112,6 +112,7 @@ fn small_plans() -> Vec<Plan> {
                         let params = Params {
                             scratch_bytes: 384,
                             slice_bytes: 64,
+                            groups: None,
                         };
                         let uneven = uneven(&shape);
                         for shape in [Some(shape), uneven].into_iter().flatten() {

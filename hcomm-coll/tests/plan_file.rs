@@ -15,6 +15,7 @@ fn plans() -> Vec<Plan> {
     let params = Params {
         scratch_bytes: 1024,
         slice_bytes: 256,
+        groups: None,
     };
     let mut plans = Vec::new();
     for algorithm in algorithms() {

@@ -27,6 +27,8 @@ mod pairwise;
 mod ring;
 mod tasks;
 
+use std::sync::Arc;
+
 use hcomm_types::Rank;
 
 use crate::plan::{Buffer, Credit, Loc, Operation, Plan, PlanFormat, RankPlan, Shape, ShapeError};
@@ -41,13 +43,16 @@ pub use pairwise::Pairwise;
 pub use ring::Ring;
 
 /// What an algorithm may use. The same on all ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Params {
     /// Scratch memory of each rank for one operation, in bytes: one of the two halves.
     pub scratch_bytes: u64,
     /// Bytes that should be under way at once on a rank, so that they stay in its cache. A wish,
     /// kept in multiples of a cache line.
     pub slice_bytes: u64,
+    /// The group of each rank, in rank order: ranks of one group share a host, or whatever else
+    /// makes them near each other. The numbers mean nothing but that. `None`: all in one group.
+    pub groups: Option<Arc<[u32]>>,
 }
 
 impl Params {

@@ -132,6 +132,7 @@ impl Communicator {
         let params = Params {
             scratch_bytes: self.layout().half_bytes(),
             slice_bytes: u64::MAX,
+            groups: None,
         };
         let packets = self.membership.maps_all();
         Ok(self
