@@ -6,6 +6,7 @@
 //! | `mesh_packet` | all but send_recv | as `mesh_one_shot`, in packets; for the smallest sizes where ranks map each other's memory |
 //! | `mesh_two_shot` | all but send_recv and barrier | ranks offer slices in scratch memory and read each other's; for large sizes where ranks map each other's memory |
 //! | `ring` | all_reduce, all_gather, reduce_scatter, broadcast | every rank writes to the next one only |
+//! | `recursive_doubling` | all_reduce, all_gather, barrier | ranks at growing distance exchange all they have; for small sizes on many ranks |
 //! | `pairwise` | all_to_all, also where each rank knows only its own counts | in each step one rank to send to and one to receive from |
 //! | `pair` | send_recv | two slots at the receiver, with credits |
 //! | `handshake` | send_recv | request, grant, data: to be measured beside |
@@ -17,13 +18,16 @@
 //! scratch halves used in turn. On every rank an output element has the same bits, and the mesh
 //! algorithms combine in rank order, whatever the size.
 
+mod blocks;
 mod handshake;
 mod layout;
+mod links;
 mod mesh_one_shot;
 mod mesh_packet;
 mod mesh_two_shot;
 mod pair;
 mod pairwise;
+mod recursive_doubling;
 mod ring;
 mod tasks;
 
@@ -40,6 +44,7 @@ pub use mesh_packet::MeshPacket;
 pub use mesh_two_shot::MeshTwoShot;
 pub use pair::Pair;
 pub use pairwise::Pairwise;
+pub use recursive_doubling::RecursiveDoubling;
 pub use ring::Ring;
 
 /// What an algorithm may use. The same on all ranks.
@@ -120,6 +125,7 @@ pub fn algorithms() -> &'static [&'static dyn Algorithm] {
         &MeshPacket,
         &MeshTwoShot,
         &Ring,
+        &RecursiveDoubling,
         &Pairwise,
         &Pair,
         &Handshake,

@@ -36,6 +36,22 @@ impl<'s> Tasks<'s> {
         }
     }
 
+    /// Number of tasks so far.
+    pub(super) fn count(&self) -> usize {
+        self.tasks.len()
+    }
+
+    /// Takes tasks out again, by their indices in ascending order.
+    pub(super) fn remove(&mut self, indices: Vec<usize>) {
+        let mut unwanted = indices.into_iter().peekable();
+        let mut index = 0;
+        self.tasks.retain(|_| {
+            let keep = unwanted.next_if_eq(&index).is_none();
+            index += 1;
+            keep
+        });
+    }
+
     /// The other ranks, beginning with the next one, so that not all turn to the same rank first.
     pub(super) fn peers(&self) -> impl Iterator<Item = Rank> + use<> {
         let (me, ranks) = (self.rank.0, self.shape.ranks);
