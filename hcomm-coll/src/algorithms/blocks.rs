@@ -9,8 +9,11 @@ use std::ops::Range;
 
 use hcomm_types::Rank;
 
-use super::links::{Link, Links};
-use crate::plan::Loc;
+use super::layout::{Slices, line_up};
+use super::links::{Link, Links, Slots};
+use super::tasks::length;
+use super::{Algorithm, Params, PlanError};
+use crate::plan::{Loc, RankPlan, Shape};
 
 /// What a rank does in one step. The two ranks of a message list its blocks in one order.
 #[derive(Clone, Debug, Default)]
@@ -98,6 +101,90 @@ impl Blocks<'_> {
             }
             self.inbox += 1;
         }
+    }
+}
+
+/// The steps of all-reduce or reduce-scatter: those that combine, then those that pass results on.
+/// As many on all ranks.
+pub(super) struct TwoPhases {
+    pub(super) reduce: Vec<Step>,
+    pub(super) gather: Vec<Step>,
+}
+
+impl TwoPhases {
+    fn run(&self, links: &mut Links<'_>, me: Rank, blocks: &mut Blocks<'_>) {
+        blocks.run(links, me, &self.reduce, true);
+        blocks.run(links, me, &self.gather, false);
+    }
+
+    fn count(&self) -> u64 {
+        (self.reduce.len() + self.gather.len()) as u64
+    }
+
+    /// All-reduce of a buffer cut into `parts` blocks, in the output. At most `joined` blocks in a
+    /// row are sent at once.
+    pub(super) fn all_reduce(
+        &self,
+        algorithm: &dyn Algorithm,
+        shape: &Shape,
+        params: &Params,
+        me: Rank,
+        (parts, joined): (u32, u32),
+    ) -> Result<RankPlan, PlanError> {
+        let bytes = shape.count_bytes();
+        let cut = Slices::new(bytes, u64::from(parts), line_up(bytes));
+        let longest = cut.part_bytes().saturating_mul(u64::from(joined));
+        let slots = Slots::new(algorithm, params, self.count(), 0, longest.min(bytes))?;
+        let mut links = Links::new(shape, me, slots);
+        let mut blocks = Blocks {
+            range: &|block| cut.part(0, u64::from(block)),
+            input: &Loc::input,
+            work: &Loc::output,
+            held: vec![false; parts as usize],
+            inbox: 0,
+        };
+        self.run(&mut links, me, &mut blocks);
+        Ok(links.finish(false))
+    }
+
+    /// Reduce-scatter with a block for each rank. The own one is combined in the output, others
+    /// in scratch memory, slice by slice.
+    pub(super) fn reduce_scatter(
+        &self,
+        algorithm: &dyn Algorithm,
+        shape: &Shape,
+        params: &Params,
+        me: Rank,
+    ) -> Result<RankPlan, PlanError> {
+        let (bytes, ranks) = (shape.count_bytes(), u64::from(shape.ranks));
+        let slots = Slots::new(algorithm, params, self.count(), ranks, bytes)?;
+        let slices = Slices::new(bytes, 1, slots.bytes);
+        let part = slices.part_bytes();
+        let mut links = Links::new(shape, me, slots.shrunk(part));
+        for slice in 0..slices.count() {
+            // Each block has a place of a slice's length.
+            let place = |offset: u64| (Rank((offset / part) as u32), offset % part);
+            let start = slice * part;
+            let mut blocks = Blocks {
+                range: &|block| {
+                    let slice = slices.slice_of(slice, shape.part_bytes(Rank(block)));
+                    let start = u64::from(block) * part;
+                    start..start + length(&slice)
+                },
+                input: &|offset| {
+                    let (block, within) = place(offset);
+                    Loc::input(shape.part(block).start + start + within)
+                },
+                work: &|offset| match place(offset) {
+                    (block, within) if block == me => Loc::output(start + within),
+                    _ => Loc::scratch(offset),
+                },
+                held: vec![false; shape.ranks as usize],
+                inbox: 0,
+            };
+            self.run(&mut links, me, &mut blocks);
+        }
+        Ok(links.finish(self.reduce.iter().any(|step| step.receive.is_some())))
     }
 }
 

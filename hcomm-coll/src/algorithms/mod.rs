@@ -7,6 +7,7 @@
 //! | `mesh_two_shot` | all but send_recv and barrier | ranks offer slices in scratch memory and read each other's; for large sizes where ranks map each other's memory |
 //! | `ring` | all_reduce, all_gather, reduce_scatter, broadcast | every rank writes to the next one only |
 //! | `recursive_doubling` | all_reduce, all_gather, barrier | ranks at growing distance exchange all they have; for small sizes on many ranks |
+//! | `halving_doubling` | all_reduce, reduce_scatter, all_gather | partners exchange halves of halves; both few steps and few bytes |
 //! | `pairwise` | all_to_all, also where each rank knows only its own counts | in each step one rank to send to and one to receive from |
 //! | `pair` | send_recv | two slots at the receiver, with credits |
 //! | `handshake` | send_recv | request, grant, data: to be measured beside |
@@ -19,6 +20,7 @@
 //! algorithms combine in rank order, whatever the size.
 
 mod blocks;
+mod halving_doubling;
 mod handshake;
 mod layout;
 mod links;
@@ -38,6 +40,7 @@ use hcomm_types::Rank;
 use crate::plan::{Buffer, Credit, Loc, Operation, Plan, PlanFormat, RankPlan, Shape, ShapeError};
 use tasks::Tasks;
 
+pub use halving_doubling::HalvingDoubling;
 pub use handshake::Handshake;
 pub use mesh_one_shot::MeshOneShot;
 pub use mesh_packet::MeshPacket;
@@ -126,6 +129,7 @@ pub fn algorithms() -> &'static [&'static dyn Algorithm] {
         &MeshTwoShot,
         &Ring,
         &RecursiveDoubling,
+        &HalvingDoubling,
         &Pairwise,
         &Pair,
         &Handshake,
