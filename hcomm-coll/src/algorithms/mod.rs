@@ -8,6 +8,7 @@
 //! | `ring` | all_reduce, all_gather, reduce_scatter, broadcast | every rank writes to the next one only |
 //! | `recursive_doubling` | all_reduce, all_gather, barrier | ranks at growing distance exchange all they have; for small sizes on many ranks |
 //! | `halving_doubling` | all_reduce, reduce_scatter, all_gather | partners exchange halves of halves; both few steps and few bytes |
+//! | `nhr` | all_reduce, reduce_scatter, all_gather | every rank sends one way at growing distance; few steps and few bytes for any number of ranks |
 //! | `pairwise` | all_to_all, also where each rank knows only its own counts | in each step one rank to send to and one to receive from |
 //! | `pair` | send_recv | two slots at the receiver, with credits |
 //! | `handshake` | send_recv | request, grant, data: to be measured beside |
@@ -27,6 +28,7 @@ mod links;
 mod mesh_one_shot;
 mod mesh_packet;
 mod mesh_two_shot;
+mod nhr;
 mod pair;
 mod pairwise;
 mod recursive_doubling;
@@ -45,6 +47,7 @@ pub use handshake::Handshake;
 pub use mesh_one_shot::MeshOneShot;
 pub use mesh_packet::MeshPacket;
 pub use mesh_two_shot::MeshTwoShot;
+pub use nhr::Nhr;
 pub use pair::Pair;
 pub use pairwise::Pairwise;
 pub use recursive_doubling::RecursiveDoubling;
@@ -130,6 +133,7 @@ pub fn algorithms() -> &'static [&'static dyn Algorithm] {
         &Ring,
         &RecursiveDoubling,
         &HalvingDoubling,
+        &Nhr,
         &Pairwise,
         &Pair,
         &Handshake,
