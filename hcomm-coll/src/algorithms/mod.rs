@@ -9,6 +9,7 @@
 //! | `recursive_doubling` | all_reduce, all_gather, barrier | ranks at growing distance exchange all they have; for small sizes on many ranks |
 //! | `halving_doubling` | all_reduce, reduce_scatter, all_gather | partners exchange halves of halves; both few steps and few bytes |
 //! | `nhr` | all_reduce, reduce_scatter, all_gather | every rank sends one way at growing distance; few steps and few bytes for any number of ranks |
+//! | `bruck` | all_gather, all_to_all of one count, barrier | every rank sends at doubling distance; for small sizes and any number of ranks |
 //! | `pairwise` | all_to_all, also where each rank knows only its own counts | in each step one rank to send to and one to receive from |
 //! | `pair` | send_recv | two slots at the receiver, with credits |
 //! | `handshake` | send_recv | request, grant, data: to be measured beside |
@@ -21,6 +22,7 @@
 //! algorithms combine in rank order, whatever the size.
 
 mod blocks;
+mod bruck;
 mod halving_doubling;
 mod handshake;
 mod layout;
@@ -42,6 +44,7 @@ use hcomm_types::Rank;
 use crate::plan::{Buffer, Credit, Loc, Operation, Plan, PlanFormat, RankPlan, Shape, ShapeError};
 use tasks::Tasks;
 
+pub use bruck::Bruck;
 pub use halving_doubling::HalvingDoubling;
 pub use handshake::Handshake;
 pub use mesh_one_shot::MeshOneShot;
@@ -134,6 +137,7 @@ pub fn algorithms() -> &'static [&'static dyn Algorithm] {
         &RecursiveDoubling,
         &HalvingDoubling,
         &Nhr,
+        &Bruck,
         &Pairwise,
         &Pair,
         &Handshake,
