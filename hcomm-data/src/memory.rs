@@ -45,6 +45,7 @@ enum Owner<'a> {
 
 impl<'a> Place<'a> {
     /// The memory of a slice.
+    #[inline(always)]
     pub(crate) fn of_slice(slice: &'a Slice) -> Self {
         // SAFETY: a slice lies inside its region; see `Slice::new`.
         let address = unsafe { slice.region().address().add(slice.offset()) };
@@ -56,6 +57,7 @@ impl<'a> Place<'a> {
     }
 
     /// `bytes` bytes at `offset` of a peer's region, where it is mapped here.
+    #[inline(always)]
     pub(crate) fn of_import(import: &'a Import, offset: u64, bytes: u64) -> Option<Self> {
         let base = import.address()?;
         let inside = offset
@@ -73,6 +75,7 @@ impl<'a> Place<'a> {
     }
 
     /// A part of it.
+    #[inline(always)]
     pub(crate) fn part(self, offset: u64, bytes: u64) -> Result<Self> {
         let inside = offset
             .checked_add(bytes)
@@ -411,7 +414,7 @@ impl Loan {
     /// `OutOfBounds` for ranges that are not inside their buffer.
     pub(crate) fn lend<R>(
         loan: &mut Arc<Self>,
-        mut buffers: Buffers<'_>,
+        buffers: &mut Buffers<'_>,
         run: impl FnOnce(&Arc<Self>) -> R,
         settle: impl FnMut(),
     ) -> Result<R> {
@@ -469,7 +472,8 @@ impl<F: FnMut()> Drop for Recall<'_, F> {
 
 impl Buffers<'_> {
     /// Bytes of input and of output.
-    pub(crate) fn lengths(&self) -> (usize, usize) {
+    #[must_use]
+    pub fn lengths(&self) -> (usize, usize) {
         match self {
             Self::Separate { input, output } => (input.len(), output.len()),
             Self::InPlace {
@@ -478,6 +482,18 @@ impl Buffers<'_> {
                 ..
             } => (*input_bytes, *output_bytes),
         }
+    }
+
+    /// Input and output as places, of which the input is read only. They must not be posted:
+    /// nothing is held.
+    pub(crate) fn places(&mut self) -> Result<(Place<'_>, Place<'_>)> {
+        let (input, output) = self.split()?;
+        let place = |(address, bytes), owner| Place {
+            address,
+            bytes,
+            owner,
+        };
+        Ok((place(input, Owner::Lent), place(output, Owner::LentMut)))
     }
 
     fn split(&mut self) -> Result<(Range, Range)> {

@@ -96,6 +96,7 @@ impl PacketLines {
     }
 
     /// Where a packet for the peer goes.
+    #[inline(always)]
     pub(crate) fn outgoing(&self, at: Packet) -> Result<Place<'_>> {
         let (offset, bytes) = (self.offset(at), at.lines * PACKET_LINE_BYTES as u64);
         self.outgoing
@@ -111,6 +112,7 @@ impl PacketLines {
     }
 
     /// A packet of the peer that is to come.
+    #[inline(always)]
     pub(crate) fn incoming(&self, at: Packet) -> Incoming<'_> {
         Incoming {
             lines: &self.incoming,
@@ -189,6 +191,7 @@ impl Incoming<'_> {
 }
 
 /// Sends `src` as a packet into `lines`.
+#[inline(always)]
 pub(crate) fn write(lines: Place<'_>, src: Place<'_>, sequence: u64) -> Result<()> {
     let bytes = src.bytes();
     check_lines(lines, bytes)?;
@@ -210,6 +213,7 @@ pub(crate) fn write(lines: Place<'_>, src: Place<'_>, sequence: u64) -> Result<(
 
 /// Takes what has come of a packet into `dst`, from byte `done` on, and moves `done` on. Returns
 /// whether that was all.
+#[inline(always)]
 pub(crate) fn read(dst: Place<'_>, packet: &Incoming<'_>, done: &mut usize) -> Result<bool> {
     dst.check_writable()?;
     take(packet, dst.bytes(), done, |payload, at| {
@@ -220,6 +224,7 @@ pub(crate) fn read(dst: Place<'_>, packet: &Incoming<'_>, done: &mut usize) -> R
 
 /// Combines what has come of a packet: `dst = a op packet`, or `dst = packet op a` if `swapped`;
 /// otherwise as [`read`]. `dst` begins where `a` begins, or they are apart.
+#[inline(always)]
 pub(crate) fn reduce(
     dst: Place<'_>,
     a: Place<'_>,
@@ -263,6 +268,7 @@ pub(crate) fn reduce(
 }
 
 /// Hands out the payloads of the lines that have come, with their offsets.
+#[inline(always)]
 fn take(
     packet: &Incoming<'_>,
     bytes: usize,

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::ops::Deref;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use hcomm_transport::{Capabilities, Device};
 use hcomm_types::{DataType, Error, ErrorKind, ReduceOp, Result};
@@ -238,6 +239,11 @@ pub struct Program {
     /// Whether some thread records at another.
     has_thread_records: bool,
     has_packets: bool,
+    /// Whether all memory of peers that it touches is mapped, so that no transport gets to see any
+    /// of ours.
+    is_by_stores: bool,
+    /// Tells programs apart.
+    number: u64,
     /// Devices that are given descriptors with a local side in input or output, and that must
     /// know the memory.
     demanding: Vec<Device>,
@@ -285,6 +291,11 @@ impl Program {
             has_packets: false,
             demanding: Vec::new(),
         };
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let is_by_stores = parts.links.iter().all(|link| {
+            let scratch = link.scratch.as_ref();
+            scratch.is_none_or(|scratch| scratch.import().address().is_some())
+        });
         let mut first_records = Vec::with_capacity(parts.threads.len());
         for (thread, ops) in parts.threads.iter().enumerate() {
             let mut seen = vec![false; parts.links.len()];
@@ -317,6 +328,8 @@ impl Program {
             thread_notifies,
             has_thread_records,
             has_packets,
+            is_by_stores,
+            number: NEXT.fetch_add(1, Ordering::Relaxed),
             demanding,
             parts,
         })
@@ -330,6 +343,17 @@ impl Program {
 
     pub(crate) fn carries_fingerprint(&self, part: usize, op: usize) -> bool {
         self.first_records[part][op]
+    }
+
+    /// Whether it is one thread that reaches its peers' memory by loads and stores alone: then it
+    /// may run on a caller's memory without a loan.
+    pub(crate) fn runs_directly(&self) -> bool {
+        self.is_by_stores && self.threads.len() == 1
+    }
+
+    /// Its number; never that of another one.
+    pub(crate) const fn number(&self) -> u64 {
+        self.number
     }
 
     pub(crate) const fn has_thread_records(&self) -> bool {

@@ -16,8 +16,9 @@ use crate::looks::Looks;
 use crate::memory::Loan;
 use crate::message::Step;
 use crate::owned::{Guard, Owned};
-use crate::runner::{Reason, Runner, no_thread_notify};
-use crate::work::{Run, Task, Work};
+use crate::program::Program;
+use crate::runner::{Now, Reason, Runner, no_thread_notify};
+use crate::work::{Part, Run, Task, Work};
 use crate::worker::Worker;
 
 /// Quick looks, or the time of so many, for what may come soon, before a task is queued for it.
@@ -49,6 +50,8 @@ pub(crate) struct State {
     known_devices: SmallVec<[usize; 4]>,
     /// Number of the latest channel whose device is among them.
     met: u64,
+    /// Number of the latest program all of whose devices are.
+    met_program: u64,
     /// Queues of the parts of the latest program.
     team: Option<Arc<[Weak<Queue>]>>,
     /// Where a worker's tasks come from.
@@ -91,6 +94,7 @@ impl Queue {
                 is_listed: false,
                 known_devices: SmallVec::new(),
                 met: 0,
+                met_program: 0,
                 team: None,
                 intake,
                 moves: 0,
@@ -287,7 +291,53 @@ impl Queue {
         Ok(Tried::Done)
     }
 
-    /// Submits what [`Queue::try_now`] has not done.
+    /// Runs a program of one thread over memory that is there for the time of this call, if nothing
+    /// before it is left. What is left of it has to be given to [`Queue::submit_rest`].
+    #[inline]
+    pub(crate) fn try_run(self: &Arc<Self>, part: &Part<'_>) -> Result<Tried> {
+        if self.inbox.is_some() {
+            return Ok(Tried::Nothing);
+        }
+        let mut state = self.open(None)?;
+        state.meet_all(&self.domain, part.program);
+        if !state.has_no_tasks() {
+            return Ok(Tried::Nothing);
+        }
+        let most = if driver::listed() > 0 {
+            1
+        } else {
+            self.domain.waiter().spins().clamp(1, LOOKS)
+        };
+        match state.runner.run_now(part, &self.notifies, most) {
+            Ok(Now::Rest) => {
+                // Another OS thread may submit before this one has queued the rest.
+                state.has_begun = state.runner.has_begun();
+                Ok(if state.has_begun {
+                    Tried::Begun
+                } else {
+                    state.runner.next();
+                    Tried::Nothing
+                })
+            }
+            Ok(done) => {
+                drop(state);
+                drive_others(0);
+                if done == Now::DoneLate {
+                    driver::note_short_wait();
+                }
+                Ok(Tried::Done)
+            }
+            Err(failure) => {
+                let cause = self.domain.explain(failure);
+                // As of any program that does not come to its end.
+                self.domain.give_up(&cause);
+                state.poison(&self.domain, cause);
+                self.leave(state).map(|()| Tried::Nothing)
+            }
+        }
+    }
+
+    /// Submits what [`Queue::try_now`] or [`Queue::try_run`] has not done.
     pub(crate) fn submit_rest(self: &Arc<Self>, task: Task, tried: Tried) -> Result<()> {
         if let Some(inbox) = &self.inbox {
             return self.hand_over(inbox, std::iter::once(task));
@@ -349,9 +399,7 @@ impl Queue {
             return self.hand_over(inbox, std::iter::once(Task::Run(run)));
         }
         let mut state = self.open(None)?;
-        for link in &run.program.links {
-            state.meet(&self.domain, &link.channel);
-        }
+        state.meet_all(&self.domain, &run.program);
         state.tasks.push_back(Task::Run(run));
         state.advance(self);
         self.list_if_busy(&mut state);
@@ -579,7 +627,7 @@ impl State {
                     };
                     (done, 1 + count)
                 }
-                Task::Run(run) => (self.runner.run(run, own), 1),
+                Task::Run(run) => (self.runner.run(&run.part(), own), 1),
                 single => match single.work() {
                     Some(work) => (self.runner.step(work, own), 1),
                     None => (Ok(true), 1),
@@ -623,11 +671,7 @@ impl State {
                 continue;
             }
             match &task {
-                Task::Run(run) => {
-                    for link in &run.program.links {
-                        self.meet(domain, &link.channel);
-                    }
-                }
+                Task::Run(run) => self.meet_all(domain, &run.program),
                 task => {
                     if let Some(channel) = task.channel() {
                         self.meet(domain, channel);
@@ -794,6 +838,17 @@ impl State {
     fn fail(&mut self, domain: &DomainInner, failure: Failure) {
         if self.poison.is_none() {
             self.poison(domain, domain.explain(failure));
+        }
+    }
+
+    /// Tells the domain of the devices of a program.
+    #[inline]
+    fn meet_all(&mut self, domain: &DomainInner, program: &Program) {
+        if self.met_program != program.number() {
+            for link in &program.links {
+                self.meet(domain, &link.channel);
+            }
+            self.met_program = program.number();
         }
     }
 

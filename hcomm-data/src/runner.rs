@@ -15,12 +15,14 @@ use crate::channel::Channel;
 use crate::copy::Hint;
 use crate::domain::Peers;
 use crate::failure::Failure;
+use crate::looks::Looks;
 use crate::memory::{self, CHUNK, InFlight, Place, Transfer};
 use crate::message::{MessageLink, Step};
-use crate::packet::{self, Incoming, Missing};
+use crate::packet::{self, Missing};
+use crate::program::Op;
 use crate::queue::Queue;
 use crate::slice::Remote;
-use crate::work::{Run, Work};
+use crate::work::{Part, Work};
 
 /// What a thread knows while it runs its tasks.
 pub(crate) struct Runner {
@@ -103,6 +105,17 @@ impl Reason {
 }
 
 type Done = Result<bool, Failure>;
+
+/// How far [`Runner::run_now`] has come.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Now {
+    /// To the end, without a wait.
+    Done,
+    /// To the end.
+    DoneLate,
+    /// Not to the end.
+    Rest,
+}
 
 impl Runner {
     pub(crate) fn new(peers: Arc<dyn Peers>, notifies: usize) -> Self {
@@ -238,7 +251,7 @@ impl Runner {
                 Ok(true)
             }
             Work::PacketRead { dst, packet, .. } => {
-                self.take_packet(&packet, |done| packet::read(dst, &packet, done))
+                self.take_packet(|done| packet::read(dst, &packet, done))
             }
             Work::PacketReduce {
                 dst,
@@ -248,9 +261,8 @@ impl Runner {
                 redop,
                 swapped,
                 ..
-            } => self.take_packet(&packet, |done| {
-                packet::reduce(dst, a, &packet, (dtype, redop, swapped), done)
-            }),
+            } => self
+                .take_packet(|done| packet::reduce(dst, a, &packet, (dtype, redop, swapped), done)),
             Work::Record {
                 channel,
                 notify,
@@ -448,12 +460,13 @@ impl Runner {
     }
 
     /// One thread's part of a program. Done when all it has posted has completed.
-    pub(crate) fn run(&mut self, run: &Run, own: &[AtomicU64]) -> Done {
-        let tasks = run.program.threads[run.part].len();
+    pub(crate) fn run(&mut self, part: &Part<'_>, own: &[AtomicU64]) -> Done {
+        let tasks = part.program.threads[part.number].len();
         let mut target: Option<Arc<Queue>> = None;
         while self.index < tasks {
-            let work = run.work(self.index, &mut target)?;
+            let work = part.work(self.index, &mut target)?;
             if !self.step(work, own)? {
+                self.note_missing(work);
                 return Ok(false);
             }
             self.at = Progress::default();
@@ -464,6 +477,154 @@ impl Runner {
             return Ok(true);
         }
         self.wait_for(Reason::Completions)
+    }
+
+    /// The same with up to `most` looks for what is not there yet. What is left goes on with
+    /// [`Runner::run`].
+    pub(crate) fn run_now(
+        &mut self,
+        part: &Part<'_>,
+        own: &[AtomicU64],
+        most: u32,
+    ) -> Result<Now, Failure> {
+        let ops = &part.program.threads[part.number];
+        let mut has_waited = false;
+        while let Some(op) = ops.get(self.index) {
+            if !self.step_now(part, op, own, most, &mut has_waited)? {
+                let mut target = None;
+                self.note_missing(part.work(self.index, &mut target)?);
+                return Ok(Now::Rest);
+            }
+            self.at = Progress::default();
+            self.index += 1;
+        }
+        if self.in_flight.is_empty()? {
+            self.next();
+            return Ok(if has_waited { Now::DoneLate } else { Now::Done });
+        }
+        self.reason = Some(Reason::Completions);
+        Ok(Now::Rest)
+    }
+
+    /// One task of a program. What small operations consist of is told apart here and not
+    /// through [`Work`]: that is larger than a line, and who loads at once what was stored field by
+    /// field waits for the stores.
+    #[inline(always)]
+    fn step_now(
+        &mut self,
+        part: &Part<'_>,
+        op: &Op,
+        own: &[AtomicU64],
+        most: u32,
+        has_waited: &mut bool,
+    ) -> Done {
+        let (dtype, redop) = (part.program.dtype, part.program.redop);
+        match *op {
+            Op::PacketWrite {
+                link,
+                line,
+                src,
+                bytes,
+            } if self.in_flight.is_idle() => {
+                let channel = &part.program.links[usize::from(link)].channel;
+                let lines = part.packets(link)?.outgoing(part.packet(line, bytes))?;
+                packet::write(lines, part.place(src, bytes)?, part.turn.sequence)?;
+                channel.transport().ring_peer();
+                Ok(true)
+            }
+            Op::PacketRead {
+                link,
+                dst,
+                line,
+                bytes,
+            } => {
+                let dst = part.place(dst, bytes)?;
+                let packet = part.packets(link)?.incoming(part.packet(line, bytes));
+                self.look(most, has_waited, |this| {
+                    this.take_packet(|done| packet::read(dst, &packet, done))
+                })
+            }
+            Op::PacketReduce {
+                link,
+                dst,
+                a,
+                line,
+                count,
+                swapped,
+            } => {
+                let bytes = count * dtype.size() as u64;
+                let (dst, a) = (part.place(dst, bytes)?, part.place(a, bytes)?);
+                let packet = part.packets(link)?.incoming(part.packet(line, bytes));
+                self.look(most, has_waited, |this| {
+                    this.take_packet(|done| {
+                        packet::reduce(dst, a, &packet, (dtype, redop, swapped), done)
+                    })
+                })
+            }
+            Op::Wait { link, notify } => {
+                let channel = &part.program.links[usize::from(link)].channel;
+                self.look(most, has_waited, |this| {
+                    if channel.take(notify)? {
+                        return Ok(true);
+                    }
+                    this.wait_for(Reason::Notify(notify))
+                })
+            }
+            Op::Record { link, notify } => {
+                let channel = &part.program.links[usize::from(link)].channel;
+                let fingerprint = part.fingerprint_of(self.index);
+                self.record(channel, notify, fingerprint)
+            }
+            _ => {
+                let mut target = None;
+                let work = part.work(self.index, &mut target)?;
+                self.look(most, has_waited, |this| this.step(work, own))
+            }
+        }
+    }
+
+    /// Looks whether something can be done, up to so many times.
+    #[inline(always)]
+    fn look(
+        &mut self,
+        most: u32,
+        has_waited: &mut bool,
+        mut step: impl FnMut(&mut Self) -> Done,
+    ) -> Done {
+        if step(self)? {
+            return Ok(true);
+        }
+        *has_waited = true;
+        let mut looks = Looks::new(most);
+        while looks.again() {
+            if step(self)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Whether some of the task at the head is done.
+    pub(crate) const fn has_begun(&self) -> bool {
+        self.index > 0 || self.at.has_begun()
+    }
+
+    /// Notes the packet that a task waits for, for when its places are out of reach.
+    fn note_missing(&mut self, work: Work<'_>) {
+        if self.reason != Some(Reason::Packet) {
+            return;
+        }
+        if let Work::PacketRead { packet, .. } | Work::PacketReduce { packet, .. } = work {
+            let done = self.at.posted as usize;
+            // Asked in every round of a spin: left where it is if it is the same.
+            if !self
+                .missing
+                .as_ref()
+                .is_some_and(|known| known.is(&packet, done))
+            {
+                self.missing = Some(packet.missing(done));
+            }
+        }
     }
 
     fn send(
@@ -607,11 +768,7 @@ impl Runner {
         })
     }
 
-    fn take_packet(
-        &mut self,
-        packet: &Incoming<'_>,
-        take: impl FnOnce(&mut usize) -> Result<bool, Error>,
-    ) -> Done {
+    fn take_packet(&mut self, take: impl FnOnce(&mut usize) -> Result<bool, Error>) -> Done {
         if !self.in_flight.is_empty()? {
             return self.wait_for(Reason::Completions);
         }
@@ -622,14 +779,6 @@ impl Runner {
         self.moved |= done > before;
         if all {
             return Ok(true);
-        }
-        // Looked at in every round of a spin: left where it is if it is the same.
-        if !self
-            .missing
-            .as_ref()
-            .is_some_and(|known| known.is(packet, done))
-        {
-            self.missing = Some(packet.missing(done));
         }
         self.wait_for(Reason::Packet)
     }

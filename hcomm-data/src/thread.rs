@@ -18,7 +18,7 @@ use crate::program::{Program, Turn};
 use crate::queue::{Queue, Tried};
 use crate::runner::no_thread_notify;
 use crate::slice::{Memory, RemoteSlice, Slice};
-use crate::work::{BatchOp, Message, Run, RunBuffers, Task, Work};
+use crate::work::{BatchOp, Message, Part, Run, RunBuffers, Task, Work};
 use crate::worker::CpuTs;
 
 /// Who drives a thread.
@@ -656,10 +656,70 @@ impl Thread {
         fingerprint: [u64; 2],
         timeout: Option<Duration>,
     ) -> Result<()> {
-        let others = self.team_of(others, program)?;
-        let (input, output) = buffers.lengths();
+        let mut buffers = buffers;
         let turn = turn.into();
+        self.run_blocking_with(
+            others,
+            program,
+            &mut buffers,
+            turn,
+            fingerprint,
+            timeout,
+            || (),
+        )
+    }
+
+    /// [`Thread::run_blocking`], where a program that is through in a few looks queues nothing;
+    /// otherwise `before_wait` is called, and what it returns is kept until the end of the call.
+    ///
+    /// # Errors
+    /// Those of [`Thread::run_blocking`].
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "a run is set apart by as many things"
+    )]
+    pub fn run_blocking_with<G>(
+        &self,
+        others: &[Self],
+        program: &Arc<Program>,
+        buffers: &mut Buffers<'_>,
+        turn: Turn,
+        fingerprint: [u64; 2],
+        timeout: Option<Duration>,
+        before_wait: impl FnOnce() -> G,
+    ) -> Result<()> {
+        let (input, output) = buffers.lengths();
         program.check_run(0, input, output, turn)?;
+        if program.runs_directly() {
+            self.check_notifies(program, 0)?;
+            let (input, output) = buffers.places()?;
+            let tried = self.queue.try_run(&Part {
+                program,
+                number: 0,
+                input,
+                output,
+                turn,
+                fingerprint,
+                team: None,
+            })?;
+            if tried == Tried::Done {
+                return Ok(());
+            }
+            let _guard = before_wait();
+            return self.lend(&[], buffers, timeout, |loan| {
+                let run = Run {
+                    program: Arc::clone(program),
+                    part: 0,
+                    buffers: RunBuffers::Lent(Arc::clone(loan)),
+                    turn,
+                    fingerprint,
+                    team: None,
+                };
+                self.queue.submit_rest(Task::Run(run), tried)
+            });
+        }
+        let _guard = before_wait();
+        let others = self.team_of(others, program)?;
         program.check_lent()?;
         self.lend(others, buffers, timeout, |loan| {
             let lend = || RunBuffers::Lent(Arc::clone(loan));
@@ -688,12 +748,12 @@ impl Thread {
     /// Lends memory to what is left of a message, and waits until it is done.
     fn lend_rest(
         &self,
-        buffers: Buffers<'_>,
+        mut buffers: Buffers<'_>,
         timeout: Option<Duration>,
         tried: Tried,
         rest: impl FnOnce(Message) -> Task,
     ) -> Result<()> {
-        self.lend(&[], buffers, timeout, |loan| {
+        self.lend(&[], &mut buffers, timeout, |loan| {
             let message = Message::Lent(Arc::clone(loan));
             self.queue.submit_rest(rest(message), tried)
         })
@@ -704,7 +764,7 @@ impl Thread {
     fn lend(
         &self,
         others: &[Self],
-        buffers: Buffers<'_>,
+        buffers: &mut Buffers<'_>,
         timeout: Option<Duration>,
         start: impl FnOnce(&Arc<Loan>) -> Result<()>,
     ) -> Result<()> {

@@ -411,22 +411,61 @@ pub(crate) enum RunBuffers {
 }
 
 impl Run {
+    /// What runs, borrowed.
+    pub(crate) fn part(&self) -> Part<'_> {
+        let (input, output) = match &self.buffers {
+            RunBuffers::Slices { input, output } => (input.place(), output.place()),
+            RunBuffers::Lent(loan) => (loan.input(), loan.output()),
+        };
+        Part {
+            program: &self.program,
+            number: self.part,
+            input,
+            output,
+            turn: self.turn,
+            fingerprint: self.fingerprint,
+            team: self.team.as_deref(),
+        }
+    }
+
+    /// The channel of task `index`, if it has one.
+    pub(crate) fn channel(&self, index: usize) -> Option<&Channel> {
+        let link = self.program.threads[self.part].get(index)?.link()?;
+        Some(&self.program.links[usize::from(link)].channel)
+    }
+}
+
+/// One thread's part of a program and what it runs on, borrowed from a queue or from a caller.
+#[derive(Clone, Copy)]
+pub(crate) struct Part<'a> {
+    pub(crate) program: &'a Program,
+    /// Which thread.
+    pub(crate) number: usize,
+    pub(crate) input: Place<'a>,
+    pub(crate) output: Place<'a>,
+    pub(crate) turn: Turn,
+    pub(crate) fingerprint: [u64; 2],
+    pub(crate) team: Option<&'a [Weak<Queue>]>,
+}
+
+impl<'a> Part<'a> {
     /// Task `index`, with places for its offsets. `target` is where the queue of another part is
     /// put while it is in use.
-    pub(crate) fn work<'a>(
-        &'a self,
+    #[inline]
+    pub(crate) fn work<'w>(
+        &self,
         index: usize,
-        target: &'a mut Option<Arc<Queue>>,
-    ) -> Result<Work<'a>> {
+        target: &'w mut Option<Arc<Queue>>,
+    ) -> Result<Work<'w>>
+    where
+        'a: 'w,
+    {
         let (dtype, redop) = (self.program.dtype, self.program.redop);
-        let fingerprint = if self.program.carries_fingerprint(self.part, index) {
-            self.fingerprint
-        } else {
-            [0; 2]
-        };
+        let fingerprint = self.fingerprint_of(index);
         let size = dtype.size() as u64;
-        let channel = |link: u16| &self.program.links[usize::from(link)].channel;
-        Ok(match self.program.threads[self.part][index] {
+        let program = self.program;
+        let channel = |link: u16| &program.links[usize::from(link)].channel;
+        Ok(match program.threads[self.number][index] {
             Op::Copy { dst, src, bytes } => Work::Copy {
                 dst: self.place(dst, bytes)?,
                 src: self.place(src, bytes)?,
@@ -543,7 +582,6 @@ impl Run {
             Op::ThreadRecord { thread, notify } => {
                 *target = self
                     .team
-                    .as_ref()
                     .and_then(|team| team.get(usize::from(thread)))
                     .and_then(Weak::upgrade);
                 let queue = target.as_deref().ok_or_else(|| {
@@ -558,40 +596,34 @@ impl Run {
         })
     }
 
-    /// The channel of task `index`, if it has one.
-    pub(crate) fn channel(&self, index: usize) -> Option<&Channel> {
-        let link = self.program.threads[self.part].get(index)?.link()?;
-        Some(&self.program.links[usize::from(link)].channel)
-    }
-
-    fn place(&self, at: At, bytes: u64) -> Result<Place<'_>> {
-        match (at.slot, &self.buffers, &self.program.scratch) {
-            (SlotKind::Input, RunBuffers::Slices { input, .. }, _) => {
-                input.place().part(at.offset, bytes)
-            }
-            (SlotKind::Input, RunBuffers::Lent(loan), _) => loan.input().part(at.offset, bytes),
-            (SlotKind::Output, RunBuffers::Slices { output, .. }, _) => {
-                output.place().part(at.offset, bytes)
-            }
-            (SlotKind::Output, RunBuffers::Lent(loan), _) => loan.output().part(at.offset, bytes),
-            (SlotKind::Scratch, _, Some(scratch)) => {
-                scratch.place().part(self.based(at.offset, bytes), bytes)
-            }
-            (SlotKind::Scratch, _, None) if bytes == 0 => self.place(
-                At {
-                    slot: SlotKind::Output,
-                    offset: 0,
-                },
-                0,
-            ),
-            (SlotKind::Scratch, _, None) => Err(Error::new(
-                ErrorKind::Internal,
-                "a task uses scratch memory and its program has none",
-            )),
+    /// The fingerprint that a task carries if it records.
+    #[inline]
+    pub(crate) fn fingerprint_of(&self, index: usize) -> [u64; 2] {
+        if self.program.carries_fingerprint(self.number, index) {
+            self.fingerprint
+        } else {
+            [0; 2]
         }
     }
 
-    fn packets(&self, link: u16) -> Result<&PacketLines> {
+    #[inline(always)]
+    pub(crate) fn place(&self, at: At, bytes: u64) -> Result<Place<'a>> {
+        match at.slot {
+            SlotKind::Input => self.input.part(at.offset, bytes),
+            SlotKind::Output => self.output.part(at.offset, bytes),
+            SlotKind::Scratch => match &self.program.scratch {
+                Some(scratch) => scratch.place().part(self.based(at.offset, bytes), bytes),
+                None if bytes == 0 => self.output.part(0, 0),
+                None => Err(Error::new(
+                    ErrorKind::Internal,
+                    "a task uses scratch memory and its program has none",
+                )),
+            },
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn packets(&self, link: u16) -> Result<&'a PacketLines> {
         self.program.links[usize::from(link)]
             .packets
             .as_ref()
@@ -603,7 +635,8 @@ impl Run {
             })
     }
 
-    fn packet(&self, line: u32, bytes: u64) -> Packet {
+    #[inline(always)]
+    pub(crate) fn packet(&self, line: u32, bytes: u64) -> Packet {
         Packet {
             sequence: self.turn.sequence,
             line: u64::from(line),
@@ -611,7 +644,7 @@ impl Run {
         }
     }
 
-    fn remote(&self, link: u16, offset: u64, bytes: u64) -> Result<Remote<'_>> {
+    fn remote(&self, link: u16, offset: u64, bytes: u64) -> Result<Remote<'a>> {
         self.program.links[usize::from(link)]
             .scratch
             .as_ref()
