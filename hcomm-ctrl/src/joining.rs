@@ -1,6 +1,7 @@
 //! From a rank alone to a member: the four steps of start-up as one machine.
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::task::Poll;
 
@@ -406,6 +407,7 @@ impl Joining {
             home,
             group: self.group.clone(),
             links: Mutex::new(Links::default()),
+            is_closed: AtomicBool::new(false),
             memories: Mutex::new(vec![TaggedMemory {
                 tag: BUFFER_TAG.to_owned(),
                 regions: vec![region],

@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::marker::PhantomData;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::task::Poll;
 use std::time::Duration;
@@ -54,6 +55,8 @@ pub(crate) struct Shared {
     pub(crate) home: Home,
     pub(crate) group: Option<Arc<Group>>,
     pub(crate) links: Mutex<Links>,
+    /// Set by the membership, of which there is one at a time.
+    pub(crate) is_closed: AtomicBool,
     pub(crate) memories: Mutex<Vec<TaggedMemory>>,
 }
 
@@ -88,7 +91,6 @@ pub(crate) struct Links {
     ready: BTreeMap<Rank, PeerLink>,
     /// Channels made so far with each peer.
     made: HashMap<Rank, u32>,
-    closed: bool,
 }
 
 impl Membership {
@@ -309,7 +311,7 @@ impl Membership {
     /// `Closed`, or the first cause if the communicator was given up.
     #[doc(hidden)] // for the layer above
     pub fn check_usable(&self) -> Result<()> {
-        if lock(&self.shared.links).closed {
+        if self.shared.is_closed.load(Ordering::Relaxed) {
             return Err(Error::new(ErrorKind::Closed, "the communicator was closed"));
         }
         self.shared.domain.aborted().map_or(Ok(()), Err)
@@ -371,7 +373,7 @@ impl Membership {
     /// # Errors
     /// `Closed` if it was closed before.
     pub fn close(&self) -> Result<()> {
-        if std::mem::replace(&mut lock(&self.shared.links).closed, true) {
+        if self.shared.is_closed.swap(true, Ordering::Relaxed) {
             return Err(Error::new(ErrorKind::Closed, "closed before").at_rank(self.rank()));
         }
         self.shared.deliver();
@@ -382,7 +384,7 @@ impl Membership {
 
 impl Drop for Membership {
     fn drop(&mut self) {
-        if !std::mem::replace(&mut lock(&self.shared.links).closed, true) {
+        if !self.shared.is_closed.swap(true, Ordering::Relaxed) {
             if std::thread::panicking() {
                 let what = format!("rank {} panicked", self.rank());
                 self.shared
@@ -430,12 +432,12 @@ impl Shared {
     /// Set-ups for those of `peers` that have no channel yet.
     pub(crate) fn linking(self: &Arc<Self>, peers: &[Rank]) -> Result<Linking> {
         let missing: Vec<Rank> = {
-            let links = lock(&self.links);
-            if links.closed {
+            if self.is_closed.load(Ordering::Relaxed) {
                 return Err(
                     Error::new(ErrorKind::Closed, "the communicator was closed").at_rank(self.rank)
                 );
             }
+            let links = lock(&self.links);
             let mut peers = peers.to_vec();
             peers.retain(|peer| *peer != self.rank && !links.ready.contains_key(peer));
             peers
