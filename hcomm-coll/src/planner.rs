@@ -6,6 +6,7 @@ use std::sync::Arc;
 use hcomm_ctrl::Membership;
 use hcomm_data::{Program, packet_lines};
 use hcomm_types::{Error, ErrorKind, Rank, Result};
+use rustc_hash::FxHashMap;
 
 use crate::algorithms::{self, Algorithm, Params};
 use crate::bind;
@@ -43,13 +44,8 @@ pub(crate) struct Bound {
     pub(crate) program: Arc<Program>,
     /// Whether it uses one of the two halves.
     pub(crate) takes_half: bool,
-}
-
-impl Bound {
     /// Whether this rank has nothing to do.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.program.threads.iter().all(Vec::is_empty)
-    }
+    pub(crate) is_empty: bool,
 }
 
 /// A shape, and the algorithm that was forced for it.
@@ -62,10 +58,19 @@ struct Kept {
     used: u64,
 }
 
+/// The plan of the latest call, which most often is that of the next one.
+#[derive(Debug)]
+struct Latest {
+    shape: Shape,
+    bound: Arc<Bound>,
+}
+
 /// What a communicator has planned so far.
 #[derive(Debug, Default)]
 pub(crate) struct Planner {
-    bound: HashMap<Key, Kept>,
+    bound: FxHashMap<Key, Kept>,
+    /// Of the algorithm that is forced now.
+    latest: Option<Latest>,
     uses: u64,
     /// The user's choice, for operations that it can plan.
     forced: Option<&'static str>,
@@ -75,6 +80,7 @@ impl Planner {
     /// Takes the algorithm of this name wherever it can plan the operation; `None` lets the rule
     /// choose again.
     pub(crate) fn force(&mut self, name: Option<&str>) -> Result<()> {
+        self.latest = None;
         self.forced = name
             .map(|name| {
                 algorithms::by_name(name)
@@ -140,6 +146,25 @@ impl Planner {
     /// # Errors
     /// Why it cannot be planned, bound, or why its channels cannot be made.
     pub(crate) fn program(&mut self, shape: &Shape, membership: &Membership) -> Result<Arc<Bound>> {
+        if let Some(latest) = self.latest(shape) {
+            return Ok(Arc::clone(latest));
+        }
+        let bound = self.kept(shape, membership)?;
+        self.latest = Some(Latest {
+            shape: shape.clone(),
+            bound: Arc::clone(&bound),
+        });
+        Ok(bound)
+    }
+
+    /// The latest program, if it is that of this shape.
+    #[inline]
+    pub(crate) fn latest(&self, shape: &Shape) -> Option<&Arc<Bound>> {
+        let latest = self.latest.as_ref()?;
+        (latest.shape == *shape).then_some(&latest.bound)
+    }
+
+    fn kept(&mut self, shape: &Shape, membership: &Membership) -> Result<Arc<Bound>> {
         self.uses += 1;
         let key = (shape.clone(), self.forced);
         if let Some(kept) = self.bound.get_mut(&key) {
@@ -242,6 +267,7 @@ impl Planner {
         Ok(Bound {
             program: Arc::new(bind::bind(&plan, shape, membership)?),
             takes_half,
+            is_empty: plan.threads.iter().all(Vec::is_empty),
         })
     }
 }

@@ -6,15 +6,14 @@ mod queued;
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::ops::Deref;
-use std::sync::Arc;
 
 use hcomm_ctrl::Membership;
-use hcomm_data::{Buffers, Engine, MessageLink, Program, Slice, Thread, Turn};
+use hcomm_data::{Buffers, Engine, MessageLink, Slice, Thread, Turn};
 use hcomm_types::{DataType, Error, ErrorKind, Rank, ReduceOp, Result};
 
 use crate::algorithms::{Handshake, Params};
 use crate::plan::{Buffer, Count, Operation, Shape};
-use crate::planner::Planner;
+use crate::planner::{Bound, Planner};
 
 /// A rank's handle of a communicator.
 ///
@@ -106,8 +105,14 @@ impl Communicator {
     ///
     /// # Errors
     /// See [`Communicator`]; `InvalidArgument` if shape, communicator and buffers do not fit.
-    pub fn execute(&self, call: &'static str, shape: &Shape, buffers: Buffers<'_>) -> Result<()> {
-        self.run_blocking(shape, buffers)
+    #[inline]
+    pub fn execute(
+        &self,
+        call: &'static str,
+        shape: &Shape,
+        mut buffers: Buffers<'_>,
+    ) -> Result<()> {
+        self.run_blocking(shape, &mut buffers)
             .map_err(|error| self.tell(call, error))
     }
 
@@ -186,9 +191,23 @@ impl Communicator {
         self.execute(call, shape, buffers)
     }
 
-    fn run_blocking(&self, shape: &Shape, buffers: Buffers<'_>) -> Result<()> {
+    fn run_blocking(&self, shape: &Shape, buffers: &mut Buffers<'_>) -> Result<()> {
+        self.membership.check_usable()?;
+        // Held while it runs: nobody plans meanwhile.
+        let planner = self.planner.borrow();
+        if let Some(bound) = planner.latest(shape) {
+            self.check_bytes(shape, buffers)?;
+            return self.run_bound(shape, bound, buffers);
+        }
+        drop(planner);
+        self.run_new(shape, buffers)
+    }
+
+    /// An operation that is not like the one before.
+    #[cold]
+    fn run_new(&self, shape: &Shape, buffers: &mut Buffers<'_>) -> Result<()> {
         self.check_shape(shape)?;
-        self.check_lengths(shape, &buffers)?;
+        self.check_bytes(shape, buffers)?;
         if let Some((link, sends)) = self.messages_for(shape)? {
             return match (sends, buffers) {
                 (true, Buffers::Separate { input, .. }) => self.send_over(link, input, shape.dtype),
@@ -201,17 +220,32 @@ impl Communicator {
                 )),
             };
         }
-        let Some(begun) = self.begin(shape, &self.main)? else {
+        let bound = self.planner.borrow_mut().program(shape, &self.membership)?;
+        self.run_bound(shape, &bound, buffers)
+    }
+
+    #[inline]
+    fn run_bound(&self, shape: &Shape, bound: &Bound, buffers: &mut Buffers<'_>) -> Result<()> {
+        let Some((turn, workers)) = self.begin(shape, bound, &self.main)? else {
             return Ok(());
         };
-        let _blocking = self.membership.blocking();
-        let Begun {
-            workers,
-            program,
+        self.membership.used_here();
+        let blocking = || self.membership.blocking();
+        self.main.run_blocking_with(
+            &workers,
+            &bound.program,
+            buffers,
             turn,
-        } = &begun;
-        self.main
-            .run_blocking(workers, program, buffers, *turn, [0; 2], None)
+            [0; 2],
+            None,
+            blocking,
+        )
+    }
+
+    #[inline]
+    fn check_bytes(&self, shape: &Shape, buffers: &Buffers<'_>) -> Result<()> {
+        let (input, output) = buffers.lengths();
+        check_bytes(shape, self.rank(), input, output)
     }
 
     fn enqueue(
@@ -227,6 +261,7 @@ impl Communicator {
             _ => self.membership.used_by_worker(),
         }
         let put = || {
+            self.membership.check_usable()?;
             self.check_shape(shape)?;
             check_bytes(shape, self.rank(), input.bytes(), output.bytes())?;
             if !self.membership.owns(thread) {
@@ -253,35 +288,32 @@ impl Communicator {
                     thread.recv(link, output, shape.dtype)
                 };
             }
-            let Some(Begun {
-                workers,
-                program,
-                turn,
-            }) = self.begin(shape, thread)?
-            else {
+            let bound = self.planner.borrow_mut().program(shape, &self.membership)?;
+            let Some((turn, workers)) = self.begin(shape, &bound, thread)? else {
                 return Ok(());
             };
-            thread.run_team(&workers, &program, input, output, turn, [0; 2])
+            thread.run_team(&workers, &bound.program, input, output, turn, [0; 2])
         };
         put().map_err(|error| self.tell(call, error))
     }
 
-    /// What an operation needs to run on a thread, after those before it; `None` if this rank has
-    /// nothing to do. From here on all ranks count it.
-    fn begin(&self, shape: &Shape, thread: &Thread) -> Result<Option<Begun>> {
-        let bound = self.planner.borrow_mut().program(shape, &self.membership)?;
-        if bound.is_empty() {
+    /// What an operation needs to run on a thread, after those before it: its turn, and threads for
+    /// all parts of the program but the first. `None` if this rank has nothing to do. From here on
+    /// all ranks count it.
+    #[inline]
+    fn begin(
+        &self,
+        shape: &Shape,
+        bound: &Bound,
+        thread: &Thread,
+    ) -> Result<Option<(Turn, Vec<Thread>)>> {
+        if bound.is_empty {
             return Ok(None);
         }
         self.follow(thread)?;
         let parts = bound.program.threads.len();
         let workers = self.workers(thread.engine(), parts.saturating_sub(1))?;
-        let turn = self.turn(shape, bound.takes_half);
-        Ok(Some(Begun {
-            workers,
-            program: Arc::clone(&bound.program),
-            turn,
-        }))
+        Ok(Some((self.turn(shape, bound.takes_half), workers)))
     }
 
     /// Collectives follow each other in call order. On one thread that is so by itself. One that is
@@ -289,7 +321,10 @@ impl Communicator {
     /// it has come that far.
     fn follow(&self, thread: &Thread) -> Result<()> {
         let mut latest = self.latest.borrow_mut();
-        if let Some(other) = latest.as_ref().filter(|other| !other.is_same(thread)) {
+        if let Some(other) = latest.as_ref() {
+            if other.is_same(thread) {
+                return Ok(());
+            }
             if let Some(cause) = other.poisoned() {
                 return Err(cause);
             }
@@ -355,7 +390,6 @@ impl Communicator {
     }
 
     fn check_shape(&self, shape: &Shape) -> Result<()> {
-        self.membership.check_usable()?;
         shape
             .validate()
             .map_err(|error| Error::new(ErrorKind::InvalidArgument, error.to_string()))?;
@@ -370,18 +404,6 @@ impl Communicator {
             ));
         }
         Ok(())
-    }
-
-    fn check_lengths(&self, shape: &Shape, buffers: &Buffers<'_>) -> Result<()> {
-        let (input, output) = match buffers {
-            Buffers::Separate { input, output } => (input.len(), output.len()),
-            Buffers::InPlace {
-                input_bytes,
-                output_bytes,
-                ..
-            } => (*input_bytes, *output_bytes),
-        };
-        check_bytes(shape, self.rank(), input, output)
     }
 
     /// Completes an error, and tells the peers if it concerns them. What was refused before
@@ -415,14 +437,6 @@ impl From<Count> for Elements {
     }
 }
 
-/// An operation about to run.
-struct Begun {
-    /// Threads for all parts of the program but the first.
-    workers: Vec<Thread>,
-    program: Arc<Program>,
-    turn: Turn,
-}
-
 /// Buffers are exactly as long as the shape says; where a rank has no part in an operation,
 /// anything goes.
 fn check_bytes(shape: &Shape, rank: Rank, input: usize, output: usize) -> Result<()> {
@@ -439,11 +453,16 @@ fn check_bytes(shape: &Shape, rank: Rank, input: usize, output: usize) -> Result
                     | Operation::AllToAll
             );
         if takes_part && have as u64 != need {
-            return Err(Error::new(
-                ErrorKind::InvalidArgument,
-                format!("{shape}: the {what} of rank {rank} has {need} bytes, {have} were given"),
-            ));
+            return Err(wrong_length(shape, rank, what, need, have));
         }
     }
     Ok(())
+}
+
+#[cold]
+fn wrong_length(shape: &Shape, rank: Rank, what: &str, need: u64, have: usize) -> Error {
+    Error::new(
+        ErrorKind::InvalidArgument,
+        format!("{shape}: the {what} of rank {rank} has {need} bytes, {have} were given"),
+    )
 }
