@@ -202,37 +202,79 @@ fn two_shot_moves_each_byte_over_a_channel_twice_at_most() {
     assert!(proof.notify_capacity <= 2);
 }
 
+/// What an algorithm says that it needs is what it needs: with that it plans, with less it says the
+/// same again.
 #[test]
 fn too_little_scratch_is_an_error_with_the_numbers() {
-    let params = Params {
-        scratch_bytes: 64,
+    let params = |scratch_bytes| Params {
+        scratch_bytes,
         slice_bytes: 64,
         groups: None,
     };
-    let shape = shape(Operation::AllReduce, 4, 1000, DataType::F32, false);
-    for name in ["mesh_one_shot", "mesh_two_shot", "ring"] {
-        let error = by_name(name).unwrap().plan(&shape, &params).unwrap_err();
-        let PlanError::Scratch {
-            need, limit: 64, ..
-        } = error
-        else {
-            panic!("{error}")
-        };
-        let enough = Params {
-            scratch_bytes: need,
-            slice_bytes: 64,
-            groups: None,
-        };
-        prove(&plan(by_name(name).unwrap(), &shape, &enough));
-        let less = Params {
-            scratch_bytes: need - 1,
-            slice_bytes: 64,
-            groups: None,
-        };
-        assert!(
-            by_name(name).unwrap().plan(&shape, &less).is_err(),
-            "{name} did with less"
-        );
+    let mut refused = BTreeSet::new();
+    for ranks in [2, 4, 7] {
+        for algorithm in algorithms() {
+            for operation in operations(ranks) {
+                let shape = shape(operation, ranks, 100, DataType::F32, false);
+                let uneven = uneven(&shape);
+                for shape in [Some(shape), uneven].into_iter().flatten() {
+                    if !algorithm.supports(&shape) {
+                        continue;
+                    }
+                    let Err(error) = algorithm.plan(&shape, &params(0)) else {
+                        continue;
+                    };
+                    let PlanError::Scratch { need, limit: 0, .. } = error else {
+                        panic!("{error}")
+                    };
+                    check(&plan(*algorithm, &shape, &params(need)), &params(need));
+                    let less = algorithm.plan(&shape, &params(need - 1)).unwrap_err();
+                    assert!(
+                        matches!(less, PlanError::Scratch { need: again, .. } if again == need),
+                        "{} for {shape} needs {need}, with one byte less {less}",
+                        algorithm.name()
+                    );
+                    refused.insert(algorithm.name());
+                }
+            }
+        }
+    }
+    assert_eq!(refused.len(), algorithms().len(), "only {refused:?}");
+}
+
+/// Every number of ranks up to 33, those that are no power of two among them.
+#[test]
+fn every_number_of_ranks() {
+    for ranks in 1..=33 {
+        for count in [1, 40] {
+            prove_once(ranks, count, 16 << 10);
+        }
+    }
+}
+
+#[test]
+fn large_numbers_of_ranks() {
+    for ranks in [48, 64, 100, 128] {
+        prove_once(ranks, 40, 64 << 10);
+    }
+}
+
+fn prove_once(ranks: u32, count: u64, scratch_bytes: u64) {
+    let params = Params {
+        scratch_bytes,
+        slice_bytes: 4096,
+        groups: None,
+    };
+    for algorithm in algorithms() {
+        for operation in operations(ranks) {
+            let shape = shape(operation, ranks, count, DataType::I32, ranks % 2 == 0);
+            let uneven = uneven(&shape);
+            for shape in [Some(shape), uneven].into_iter().flatten() {
+                if algorithm.supports(&shape) {
+                    check(&plan(*algorithm, &shape, &params), &params);
+                }
+            }
+        }
     }
 }
 

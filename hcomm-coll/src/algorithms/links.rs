@@ -1,7 +1,7 @@
 //! Messages of one rank through slots in the receivers' scratch memory.
 //!
-//! A [`Link`] carries messages from one rank to another, in order. It has one or two slots at the
-//! receiver, used in turn, and two notifies: that data is there, and that a slot is free again.
+//! A [`Link`] carries messages from one rank to another, in order. It has a few slots at the
+//! receiver, mostly two, used in turn, and two notifies: that data is there, and that a slot is free again.
 //! The second is recorded only where the sender will wait for it, which the receiver knows in the
 //! end, when it has counted its messages.
 //!
@@ -55,7 +55,7 @@ impl Slots {
             });
         }
         let whole = line_up(longest).max(LINE);
-        let wish = whole.min(line_down(params.slice_bytes).max(LINE));
+        let wish = wished(params, longest);
         let (each, bytes) = if wish <= room(2) {
             (2, wish)
         } else if whole == wish && whole <= room(1) {
@@ -73,10 +73,38 @@ impl Slots {
         })
     }
 
+    /// Of nothing, where no data is sent.
+    pub(super) fn none() -> Self {
+        Self {
+            each: 1,
+            bytes: LINE,
+            places: 0,
+        }
+    }
+
+    /// The same with up to `most` slots a link, as far as they fit, so that a sender may be further
+    /// ahead.
+    pub(super) fn deeper(self, params: &Params, links: u64, most: u64) -> Self {
+        let fit = (params.scratch() / self.bytes - self.places) / links;
+        let each = self.each.max(fit.min(most));
+        Self { each, ..self }
+    }
+
+    /// How many messages a sender may be ahead.
+    pub(super) fn ahead(&self) -> u64 {
+        self.each
+    }
+
     /// The same, with slots no larger than need be.
     pub(super) fn shrunk(self, bytes: u64) -> Self {
         Self { bytes, ..self }
     }
+}
+
+/// Bytes of a slot if there is room: all in one piece, unless that should not be under way at once.
+fn wished(params: &Params, longest: u64) -> u64 {
+    let slice = line_down(params.slice_bytes).max(LINE);
+    line_up(longest).max(LINE).min(slice)
 }
 
 /// A way from one rank to another, seen from one of them.

@@ -10,6 +10,7 @@
 //! | `halving_doubling` | all_reduce, reduce_scatter, all_gather | partners exchange halves of halves; both few steps and few bytes |
 //! | `nhr` | all_reduce, reduce_scatter, all_gather | every rank sends one way at growing distance; few steps and few bytes for any number of ranks |
 //! | `bruck` | all_gather, all_to_all of one count, barrier | every rank sends at doubling distance; for small sizes and any number of ranks |
+//! | `binary_tree` | reduce, broadcast, all_reduce | up or down a tree of two children, in slices that follow each other |
 //! | `pairwise` | all_to_all, also where each rank knows only its own counts | in each step one rank to send to and one to receive from |
 //! | `pair` | send_recv | two slots at the receiver, with credits |
 //! | `handshake` | send_recv | request, grant, data: to be measured beside |
@@ -21,6 +22,7 @@
 //! scratch halves used in turn. On every rank an output element has the same bits, and the mesh
 //! algorithms combine in rank order, whatever the size.
 
+mod binary_tree;
 mod blocks;
 mod bruck;
 mod halving_doubling;
@@ -36,6 +38,7 @@ mod pairwise;
 mod recursive_doubling;
 mod ring;
 mod tasks;
+mod tree;
 
 use std::sync::Arc;
 
@@ -44,6 +47,7 @@ use hcomm_types::Rank;
 use crate::plan::{Buffer, Credit, Loc, Operation, Plan, PlanFormat, RankPlan, Shape, ShapeError};
 use tasks::Tasks;
 
+pub use binary_tree::BinaryTree;
 pub use bruck::Bruck;
 pub use halving_doubling::HalvingDoubling;
 pub use handshake::Handshake;
@@ -138,6 +142,7 @@ pub fn algorithms() -> &'static [&'static dyn Algorithm] {
         &HalvingDoubling,
         &Nhr,
         &Bruck,
+        &BinaryTree,
         &Pairwise,
         &Pair,
         &Handshake,
