@@ -11,6 +11,7 @@
 //! | `nhr` | all_reduce, reduce_scatter, all_gather | every rank sends one way at growing distance; few steps and few bytes for any number of ranks |
 //! | `bruck` | all_gather, all_to_all of one count, barrier | every rank sends at doubling distance; for small sizes and any number of ranks |
 //! | `binary_tree` | reduce, broadcast, all_reduce | up or down a tree of two children, in slices that follow each other |
+//! | `knomial` | broadcast, reduce, gather, scatter, barrier | a tree of radix 4; for small sizes on many ranks |
 //! | `pairwise` | all_to_all, also where each rank knows only its own counts | in each step one rank to send to and one to receive from |
 //! | `pair` | send_recv | two slots at the receiver, with credits |
 //! | `handshake` | send_recv | request, grant, data: to be measured beside |
@@ -27,6 +28,7 @@ mod blocks;
 mod bruck;
 mod halving_doubling;
 mod handshake;
+mod knomial;
 mod layout;
 mod links;
 mod mesh_one_shot;
@@ -51,6 +53,7 @@ pub use binary_tree::BinaryTree;
 pub use bruck::Bruck;
 pub use halving_doubling::HalvingDoubling;
 pub use handshake::Handshake;
+pub use knomial::Knomial;
 pub use mesh_one_shot::MeshOneShot;
 pub use mesh_packet::MeshPacket;
 pub use mesh_two_shot::MeshTwoShot;
@@ -143,6 +146,7 @@ pub fn algorithms() -> &'static [&'static dyn Algorithm] {
         &Nhr,
         &Bruck,
         &BinaryTree,
+        &Knomial,
         &Pairwise,
         &Pair,
         &Handshake,
