@@ -12,6 +12,7 @@
 //! | `bruck` | all_gather, all_to_all of one count, barrier | every rank sends at doubling distance; for small sizes and any number of ranks |
 //! | `binary_tree` | reduce, broadcast, all_reduce | up or down a tree of two children, in slices that follow each other |
 //! | `knomial` | broadcast, reduce, gather, scatter, barrier | a tree of radix 4; for small sizes on many ranks |
+//! | `scatter_all_gather` | broadcast | parts go to all ranks, which pass them on along a ring; for large sizes |
 //! | `pairwise` | all_to_all, also where each rank knows only its own counts | in each step one rank to send to and one to receive from |
 //! | `pair` | send_recv | two slots at the receiver, with credits |
 //! | `handshake` | send_recv | request, grant, data: to be measured beside |
@@ -39,6 +40,7 @@ mod pair;
 mod pairwise;
 mod recursive_doubling;
 mod ring;
+mod scatter_all_gather;
 mod tasks;
 mod tree;
 
@@ -62,6 +64,7 @@ pub use pair::Pair;
 pub use pairwise::Pairwise;
 pub use recursive_doubling::RecursiveDoubling;
 pub use ring::Ring;
+pub use scatter_all_gather::ScatterAllGather;
 
 /// What an algorithm may use. The same on all ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -147,6 +150,7 @@ pub fn algorithms() -> &'static [&'static dyn Algorithm] {
         &Bruck,
         &BinaryTree,
         &Knomial,
+        &ScatterAllGather,
         &Pairwise,
         &Pair,
         &Handshake,
