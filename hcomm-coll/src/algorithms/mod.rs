@@ -13,6 +13,7 @@
 //! | `binary_tree` | reduce, broadcast, all_reduce | up or down a tree of two children, in slices that follow each other |
 //! | `knomial` | broadcast, reduce, gather, scatter, barrier | a tree of radix 4; for small sizes on many ranks |
 //! | `scatter_all_gather` | broadcast | parts go to all ranks, which pass them on along a ring; for large sizes |
+//! | `naive` | all_reduce, reduce, broadcast, gather, scatter | one rank does everything: to compare with |
 //! | `pairwise` | all_to_all, also where each rank knows only its own counts | in each step one rank to send to and one to receive from |
 //! | `pair` | send_recv | two slots at the receiver, with credits |
 //! | `handshake` | send_recv | request, grant, data: to be measured beside |
@@ -35,6 +36,7 @@ mod links;
 mod mesh_one_shot;
 mod mesh_packet;
 mod mesh_two_shot;
+mod naive;
 mod nhr;
 mod pair;
 mod pairwise;
@@ -59,6 +61,7 @@ pub use knomial::Knomial;
 pub use mesh_one_shot::MeshOneShot;
 pub use mesh_packet::MeshPacket;
 pub use mesh_two_shot::MeshTwoShot;
+pub use naive::Naive;
 pub use nhr::Nhr;
 pub use pair::Pair;
 pub use pairwise::Pairwise;
@@ -151,6 +154,7 @@ pub fn algorithms() -> &'static [&'static dyn Algorithm] {
         &BinaryTree,
         &Knomial,
         &ScatterAllGather,
+        &Naive,
         &Pairwise,
         &Pair,
         &Handshake,

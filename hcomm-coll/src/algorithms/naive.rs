@@ -1,0 +1,41 @@
+//! A star: one rank receives from all others, or sends to all others, and nobody else does
+//! anything.
+//!
+//! What one would write down first, and what others are measured against. With two or three ranks
+//! it is as good as any; with more the root's link and its core are what all wait for. All-reduce
+//! is a reduction to rank 0, in rank order, and a broadcast of the result.
+
+use hcomm_types::Rank;
+
+use super::tree::Tree;
+use super::{Algorithm, Params, PlanError, begin};
+use crate::plan::{Operation, RankPlan, Shape};
+
+/// One rank does everything.
+#[derive(Clone, Copy, Debug)]
+pub struct Naive;
+
+impl Algorithm for Naive {
+    fn name(&self) -> &'static str {
+        "naive"
+    }
+
+    fn supports(&self, shape: &Shape) -> bool {
+        matches!(
+            shape.operation,
+            Operation::AllReduce
+                | Operation::Reduce { .. }
+                | Operation::Broadcast { .. }
+                | Operation::Gather { .. }
+                | Operation::Scatter { .. }
+        )
+    }
+
+    fn plan_rank(&self, shape: &Shape, params: &Params, rank: Rank) -> Result<RankPlan, PlanError> {
+        if let Some(done) = begin(self, shape, rank)? {
+            return Ok(done);
+        }
+        let root = shape.operation.root().unwrap_or(Rank(0));
+        Tree::of_positions(shape.ranks, root, |_| 0).plan(self, shape, params, rank)
+    }
+}
