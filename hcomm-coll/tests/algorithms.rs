@@ -267,7 +267,13 @@ fn prove_once(ranks: u32, count: u64, scratch_bytes: u64) {
     };
     for algorithm in algorithms() {
         for operation in operations(ranks) {
-            let shape = shape(operation, ranks, count, DataType::I32, ranks % 2 == 0);
+            let shape = shape(
+                operation,
+                ranks,
+                count,
+                DataType::I32,
+                ranks.is_multiple_of(2),
+            );
             let uneven = uneven(&shape);
             for shape in [Some(shape), uneven].into_iter().flatten() {
                 if algorithm.supports(&shape) {

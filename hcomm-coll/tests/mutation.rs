@@ -16,7 +16,7 @@ mod shapes;
 
 use std::collections::{BTreeMap, HashSet};
 
-use hcomm_coll::algorithms::{Params, algorithms};
+use hcomm_coll::algorithms::{Algorithm, Params, algorithms};
 use hcomm_coll::plan::{Buffer, Loc, Operation, Plan, PlanFormat, RankPlan, Shape, Task};
 use hcomm_coll::verify::{Finding, Proof, verify};
 use hcomm_types::{DataType, Rank, ReduceOp};
@@ -90,6 +90,14 @@ fn assert_proof_holds(proof: &Proof, meaning: &Meaning, name: &str) {
     }
 }
 
+/// Whether a plan has more orders than the search looks at: two rings at once, each rank writing to
+/// two others, on three ranks. On two ranks all of them are looked at.
+fn has_too_many_orders(algorithm: &dyn Algorithm, shape: &Shape) -> bool {
+    algorithm.name() == "ring_bidirectional"
+        && shape.ranks > 2
+        && (shape.operation == Operation::AllReduce || shape.count.largest() > 2)
+}
+
 /// Plans small enough to be run in every order.
 fn small_plans() -> Vec<Plan> {
     let mut plans = vec![two_threads()];
@@ -116,7 +124,9 @@ fn small_plans() -> Vec<Plan> {
                         };
                         let uneven = uneven(&shape);
                         for shape in [Some(shape), uneven].into_iter().flatten() {
-                            if algorithm.supports(&shape) {
+                            if algorithm.supports(&shape)
+                                && !has_too_many_orders(*algorithm, &shape)
+                            {
                                 plans.push(algorithm.plan(&shape, &params).unwrap());
                             }
                         }

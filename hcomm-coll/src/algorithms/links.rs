@@ -82,6 +82,32 @@ impl Slots {
         }
     }
 
+    /// As [`new`](Self::new), for links that lead round in a circle: with a single slot each rank
+    /// would hold its own and wait for the next one's.
+    ///
+    /// # Errors
+    /// If not even two lines a link fit.
+    pub(super) fn for_circles(
+        algorithm: &dyn Algorithm,
+        params: &Params,
+        links: u64,
+        longest: u64,
+    ) -> Result<Self, PlanError> {
+        let room = line_down(params.scratch() / (2 * links));
+        if room == 0 {
+            return Err(PlanError::Scratch {
+                algorithm: algorithm.name(),
+                need: 2 * links * LINE,
+                limit: params.scratch_bytes,
+            });
+        }
+        Ok(Self {
+            each: 2,
+            bytes: wished(params, longest).min(room),
+            places: 0,
+        })
+    }
+
     /// The same with up to `most` slots a link, as far as they fit, so that a sender may be further
     /// ahead.
     pub(super) fn deeper(self, params: &Params, links: u64, most: u64) -> Self {

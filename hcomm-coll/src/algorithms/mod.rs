@@ -6,6 +6,7 @@
 //! | `mesh_packet` | all but send_recv | as `mesh_one_shot`, in packets; for the smallest sizes where ranks map each other's memory |
 //! | `mesh_two_shot` | all but send_recv and barrier | ranks offer slices in scratch memory and read each other's; for large sizes where ranks map each other's memory |
 //! | `ring` | all_reduce, all_gather, reduce_scatter, broadcast | every rank writes to the next one only |
+//! | `ring_bidirectional` | all_reduce, all_gather, reduce_scatter | half of everything goes each way round |
 //! | `recursive_doubling` | all_reduce, all_gather, barrier | ranks at growing distance exchange all they have; for small sizes on many ranks |
 //! | `halving_doubling` | all_reduce, reduce_scatter, all_gather | partners exchange halves of halves; both few steps and few bytes |
 //! | `nhr` | all_reduce, reduce_scatter, all_gather | every rank sends one way at growing distance; few steps and few bytes for any number of ranks |
@@ -42,6 +43,7 @@ mod pair;
 mod pairwise;
 mod recursive_doubling;
 mod ring;
+mod ring_bidirectional;
 mod scatter_all_gather;
 mod tasks;
 mod tree;
@@ -67,6 +69,7 @@ pub use pair::Pair;
 pub use pairwise::Pairwise;
 pub use recursive_doubling::RecursiveDoubling;
 pub use ring::Ring;
+pub use ring_bidirectional::RingBidirectional;
 pub use scatter_all_gather::ScatterAllGather;
 
 /// What an algorithm may use. The same on all ranks.
@@ -147,6 +150,7 @@ pub fn algorithms() -> &'static [&'static dyn Algorithm] {
         &MeshPacket,
         &MeshTwoShot,
         &Ring,
+        &RingBidirectional,
         &RecursiveDoubling,
         &HalvingDoubling,
         &Nhr,
