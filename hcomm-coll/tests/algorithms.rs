@@ -284,6 +284,65 @@ fn prove_once(ranks: u32, count: u64, scratch_bytes: u64) {
     }
 }
 
+/// Groups of one size, of several, one in each other, and of one rank each.
+#[test]
+fn groups_of_all_kinds() {
+    let layouts: [&[u32]; 10] = [
+        &[0, 0],
+        &[4, 1],
+        &[0, 0, 1],
+        &[0, 1, 0, 1],
+        &[0, 1, 2, 3],
+        &[2, 2, 2, 0, 0],
+        &[0, 1, 1, 1, 1, 1],
+        &[0, 1, 2, 0, 1, 2, 0, 2],
+        &[0, 0, 0, 1, 1, 1, 2, 2, 2],
+        &[5, 5, 5, 5, 5, 9, 9, 9, 9, 9, 9, 9, 1, 1, 3],
+    ];
+    for layout in layouts {
+        let ranks = u32::try_from(layout.len()).unwrap();
+        let params = Params {
+            scratch_bytes: 4096,
+            slice_bytes: 512,
+            groups: Some(layout.into()),
+        };
+        for algorithm in algorithms() {
+            for operation in operations(ranks) {
+                for (count, in_place) in [(1, true), (97, false), (600, true), (1021, false)] {
+                    let shape = shape(operation, ranks, count, DataType::I16, in_place);
+                    let uneven = uneven(&shape);
+                    for shape in [Some(shape), uneven].into_iter().flatten() {
+                        if algorithm.supports(&shape) {
+                            check(&plan(*algorithm, &shape, &params), &params);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// What a rank sends to other groups does not grow with the number of ranks of its own.
+#[test]
+fn little_goes_from_group_to_group() {
+    let params = Params {
+        scratch_bytes: 16 << 10,
+        slice_bytes: 16 << 10,
+        groups: Some([0, 0, 0, 0, 1, 1, 1, 1].into()),
+    };
+    let shape = shape(Operation::AllReduce, 8, 4096, DataType::F32, false);
+    let proof = prove(&plan(by_name("hierarchical").unwrap(), &shape, &params));
+    let over = |from: Rank, to: Rank| (from.0 < 4) != (to.0 < 4);
+    let across: u64 = proof
+        .channels
+        .iter()
+        .filter(|channel| over(channel.from, channel.to))
+        .map(|channel| channel.bytes_written)
+        .sum();
+    // Half of the buffer to be combined and half of the result, each way.
+    assert_eq!(across, 2 * shape.count_bytes());
+}
+
 /// Operations in a row on two halves, in an order chosen from a seed, with nothing between them.
 #[test]
 fn operations_may_follow_each_other_on_two_halves() {
@@ -428,12 +487,13 @@ proptest! {
         differ: bool,
         scratch_bytes in prop_oneof![0..10_000u64, any::<u64>()],
         slice_bytes in prop_oneof![0..3000u64, any::<u64>()],
+        groups in proptest::option::of(proptest::collection::vec(0..4u32, 9)),
     ) {
         let operations = operations(ranks);
         let operation = operations[which % operations.len()];
         let even = shape(operation, ranks, count, DataType::ALL[dtype], in_place);
         let shape = uneven(&even).filter(|_| differ).unwrap_or(even);
-        let params = Params { scratch_bytes, slice_bytes, groups: None };
+        let params = Params { scratch_bytes, slice_bytes, groups: groups.map(|groups| groups[..ranks as usize].into()) };
         for algorithm in algorithms() {
             if !algorithm.supports(&shape) {
                 continue;

@@ -15,6 +15,7 @@
 //! | `knomial` | broadcast, reduce, gather, scatter, barrier | a tree of radix 4; for small sizes on many ranks |
 //! | `scatter_all_gather` | broadcast | parts go to all ranks, which pass them on along a ring; for large sizes |
 //! | `naive` | all_reduce, reduce, broadcast, gather, scatter | one rank does everything: to compare with |
+//! | `hierarchical` | all_reduce, all_gather, reduce_scatter, broadcast, barrier | within groups of ranks, across them, within again; for slow links between hosts |
 //! | `pairwise` | all_to_all, also where each rank knows only its own counts | in each step one rank to send to and one to receive from |
 //! | `pair` | send_recv | two slots at the receiver, with credits |
 //! | `handshake` | send_recv | request, grant, data: to be measured beside |
@@ -31,6 +32,7 @@ mod blocks;
 mod bruck;
 mod halving_doubling;
 mod handshake;
+mod hierarchical;
 mod knomial;
 mod layout;
 mod links;
@@ -59,6 +61,7 @@ pub use binary_tree::BinaryTree;
 pub use bruck::Bruck;
 pub use halving_doubling::HalvingDoubling;
 pub use handshake::Handshake;
+pub use hierarchical::Hierarchical;
 pub use knomial::Knomial;
 pub use mesh_one_shot::MeshOneShot;
 pub use mesh_packet::MeshPacket;
@@ -159,6 +162,7 @@ pub fn algorithms() -> &'static [&'static dyn Algorithm] {
         &Knomial,
         &ScatterAllGather,
         &Naive,
+        &Hierarchical,
         &Pairwise,
         &Pair,
         &Handshake,
@@ -196,6 +200,14 @@ pub enum PlanError {
         rank: Rank,
         /// Number of ranks.
         ranks: u32,
+    },
+    /// Groups of other ranks.
+    #[error("groups were given for {have} ranks, the operation has {need}")]
+    Groups {
+        /// For how many ranks there is a group.
+        have: usize,
+        /// Number of ranks.
+        need: u32,
     },
     /// Too little scratch memory.
     #[error(

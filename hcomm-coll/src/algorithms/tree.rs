@@ -19,7 +19,6 @@ pub(super) struct Tree {
     parents: Vec<Option<Rank>>,
     /// In the order in which they are named.
     children: Vec<Vec<Rank>>,
-    depth: u64,
 }
 
 impl Tree {
@@ -36,22 +35,23 @@ impl Tree {
         )
     }
 
-    /// A tree from pairs of a child and its parent, who has been a child before unless it is the
-    /// root.
+    /// A tree from pairs of a child and its parent.
     pub(super) fn new(ranks: u32, pairs: impl Iterator<Item = (Rank, Rank)>) -> Self {
         let mut parents = vec![None; ranks as usize];
         let mut children = vec![Vec::new(); ranks as usize];
-        let mut depths = vec![0; ranks as usize];
         for (child, parent) in pairs {
             parents[child.index()] = Some(parent);
             children[parent.index()].push(child);
-            depths[child.index()] = depths[parent.index()] + 1;
         }
-        Self {
-            parents,
-            children,
-            depth: depths.into_iter().max().unwrap_or(0),
-        }
+        Self { parents, children }
+    }
+
+    /// Levels below the root.
+    fn depth(&self) -> u64 {
+        let above = |rank: &Rank| self.parents[rank.index()];
+        let ranks = (0..self.parents.len()).map(Rank::from_index);
+        let levels = ranks.map(|rank| std::iter::successors(Some(rank), above).count() as u64);
+        levels.max().unwrap_or(1) - 1
     }
 
     /// The most children that a rank has.
@@ -99,7 +99,7 @@ impl Tree {
         let slices = Slices::new(bytes, 1, slots.bytes);
         if shape.operation == Operation::AllReduce && slices.count() > 1 {
             // As far ahead as a slice takes to come back, within reason.
-            let most = (2 * self.depth).clamp(2, MOST_AHEAD);
+            let most = (2 * self.depth()).clamp(2, MOST_AHEAD);
             slots = slots.deeper(params, up + down, most);
         }
         let mut node = Node::new(self, shape, slots, me, up);
@@ -356,7 +356,7 @@ mod tests {
         let ranks = |numbers: &[u32]| numbers.iter().copied().map(Rank).collect::<Vec<_>>();
         assert_eq!(tree.children[3], ranks(&[4, 0]));
         assert_eq!(tree.below(Rank(3)), ranks(&[3, 4, 1, 0, 2]));
-        assert_eq!((tree.fan(), tree.depth), (2, 2));
+        assert_eq!((tree.fan(), tree.depth()), (2, 2));
         assert_eq!(tree.parents[3], None);
     }
 }
