@@ -202,6 +202,82 @@ fn two_shot_moves_each_byte_over_a_channel_twice_at_most() {
     assert!(proof.notify_capacity <= 2);
 }
 
+/// What each algorithm writes over the links in all, on eight ranks and on seven: the reason why
+/// one takes it.
+#[test]
+fn as_many_bytes_as_it_should_be() {
+    let root = Rank(1);
+    let (broadcast, reduce) = (Operation::Broadcast { root }, Operation::Reduce { root });
+    let (gather, scatter) = (Operation::Gather { root }, Operation::Scatter { root });
+    // In units of a part, or of an eighth of what has no parts.
+    let cases = [
+        ("recursive_doubling", Operation::AllReduce, [24 * 8, 14 * 8]),
+        ("recursive_doubling", Operation::AllGather, [7 * 8, 6 * 7]),
+        ("halving_doubling", Operation::AllReduce, [14 * 8, 12 * 8]),
+        ("halving_doubling", Operation::ReduceScatter, [7 * 8, 45]),
+        ("nhr", Operation::AllReduce, [14 * 8, 12 * 8]),
+        ("nhr", Operation::ReduceScatter, [7 * 8, 6 * 7]),
+        ("nhr", Operation::AllGather, [7 * 8, 6 * 7]),
+        ("bruck", Operation::AllGather, [7 * 8, 6 * 7]),
+        ("bruck", Operation::AllToAll, [12 * 8, 9 * 7]),
+        ("ring_bidirectional", Operation::AllReduce, [14 * 8, 12 * 8]),
+        (
+            "ring_bidirectional",
+            Operation::ReduceScatter,
+            [7 * 8, 6 * 7],
+        ),
+        ("ring_bidirectional", Operation::AllGather, [7 * 8, 6 * 7]),
+        ("binary_tree", Operation::AllReduce, [14 * 8, 12 * 8]),
+        ("binary_tree", broadcast, [7 * 8, 6 * 8]),
+        ("binary_tree", reduce, [7 * 8, 6 * 8]),
+        ("knomial", broadcast, [7 * 8, 6 * 8]),
+        ("knomial", reduce, [7 * 8, 6 * 8]),
+        // The parts of the second level are sent twice.
+        ("knomial", gather, [7 + 3, 6 + 2]),
+        ("knomial", scatter, [7 + 3, 6 + 2]),
+        ("naive", Operation::AllReduce, [14 * 8, 12 * 8]),
+        ("naive", gather, [7, 6]),
+        ("hierarchical", Operation::AllReduce, [14 * 8, 12 * 8]),
+        ("hierarchical", Operation::ReduceScatter, [7 * 8, 6 * 7]),
+        ("hierarchical", Operation::AllGather, [7 * 8, 6 * 7]),
+    ];
+    // In whole lines when cut in seven, in eight and in halves of these.
+    let unit = 64 * 7 * 2;
+    let written = |name: &str, operation: Operation, ranks: u32| -> u64 {
+        let params = Params {
+            scratch_bytes: 64 << 10,
+            slice_bytes: 4096,
+            groups: None,
+        };
+        let count = match operation {
+            Operation::AllReduce | Operation::Reduce { .. } | Operation::Broadcast { .. } => {
+                8 * unit
+            }
+            _ => unit,
+        };
+        let shape = shape(operation, ranks, count, DataType::U8, false);
+        let proof = prove(&plan(by_name(name).unwrap(), &shape, &params));
+        proof
+            .channels
+            .iter()
+            .map(|channel| channel.bytes_written)
+            .sum()
+    };
+    for (name, operation, expected) in cases {
+        for (ranks, expected) in [8, 7].into_iter().zip(expected) {
+            let bytes = written(name, operation, ranks);
+            assert_eq!(
+                bytes,
+                expected * unit,
+                "{name}: {operation} on {ranks} ranks"
+            );
+        }
+    }
+    // The parts down the tree, and all but one round the ring to all but the root.
+    let broadcast = [8, 7].map(|ranks| written("scatter_all_gather", broadcast, ranks));
+    assert_eq!(broadcast, [(10 + 49) * unit, (8 + 36) * 8 * unit / 7]);
+}
+
 /// What an algorithm says that it needs is what it needs: with that it plans, with less it says the
 /// same again.
 #[test]

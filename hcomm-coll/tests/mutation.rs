@@ -226,6 +226,7 @@ fn reject_changes(seed: u64, wanted: usize) {
     let mut random = Random::new(seed);
     let mut tally = Tally::default();
     let mut tried = HashSet::new();
+    let mut damaged = HashSet::new();
     while tally.changed < wanted {
         let plan = &plans[random.below(plans.len())];
         let mut mutant = plan.clone();
@@ -243,11 +244,21 @@ fn reject_changes(seed: u64, wanted: usize) {
             let text = serde_json::to_string_pretty(&mutant).unwrap();
             assert_proof_holds(proof, &meaning, &format!("{kind}: {text}"));
         }
+        if matches!(meaning, Meaning::Changed(_)) {
+            damaged.insert(plan.algorithm.clone());
+        }
         tally.count(kind, verdict.err(), &meaning);
     }
     println!("{tally}");
     assert!(tally.kinds.len() >= 10, "{tally}");
     assert!(tally.faults.len() >= 15, "{tally}");
+    for algorithm in algorithms() {
+        assert!(
+            damaged.contains(algorithm.name()),
+            "no {}",
+            algorithm.name()
+        );
+    }
 }
 
 #[derive(Default)]

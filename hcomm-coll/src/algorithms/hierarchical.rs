@@ -7,8 +7,7 @@
 //! only writes.
 //!
 //! There are as many *lanes* as the largest group has ranks. Each lane has one rank in each group;
-//! in a smaller group a rank has several lanes, so groups need not be equal. On two ranks the same
-//! lane meets the same peers in every operation.
+//! in a smaller group a rank has several lanes, so groups need not be equal.
 //!
 //! * **all_reduce**: a slice is cut into a part a lane. Within a group each rank combines the
 //!   parts of its lanes; across groups the ranks of a lane combine and gather theirs, a piece a

@@ -23,6 +23,9 @@
 //! Every rank plans for itself with [`Algorithm::plan_rank`]; [`Algorithm::plan`] puts all ranks
 //! together for the verifier. All ranks must use the same [`Params`].
 //!
+//! What several of them have in common: `layout` (slices), `tasks` (writing down), `links` (messages
+//! through slots), `blocks` (exchanges in a logarithmic number of steps), `tree`.
+//!
 //! Plans of every algorithm but the last two are synchronising, so they may follow each other on two
 //! scratch halves used in turn. On every rank an output element has the same bits, and the mesh
 //! algorithms combine in rank order, whatever the size.
