@@ -44,10 +44,20 @@ fn run(plan: &Plan, seed: u64) {
 }
 
 fn run_all(ranks: u32, counts: &[u64], dtypes: &[DataType], redops: &[ReduceOp]) {
+    run_grouped(ranks, None, counts, dtypes, redops);
+}
+
+fn run_grouped(
+    ranks: u32,
+    groups: Option<&[u32]>,
+    counts: &[u64],
+    dtypes: &[DataType],
+    redops: &[ReduceOp],
+) {
     let params = Params {
         scratch_bytes: 3072,
         slice_bytes: 512,
-        groups: None,
+        groups: groups.map(Into::into),
     };
     let mut seed = u64::from(ranks) << 32;
     for algorithm in algorithms() {
@@ -104,6 +114,27 @@ fn many_slices() {
             &[1021],
             &[DataType::F32, DataType::U8],
             &[ReduceOp::Max],
+        );
+    }
+}
+
+#[test]
+fn groups_of_several_sizes() {
+    let layouts: [&[u32]; 4] = [
+        &[0, 1, 0],
+        &[3, 3, 1, 1],
+        &[0, 0, 0, 7, 7, 2],
+        &[0, 1, 2, 0, 1, 2, 0, 1, 0],
+    ];
+    for groups in layouts {
+        let (ranks, redops) = (groups.len(), &[ReduceOp::Sum]);
+        let ranks = u32::try_from(ranks).unwrap();
+        run_grouped(
+            ranks,
+            Some(groups),
+            &[1, 129, 700],
+            &[DataType::I32],
+            redops,
         );
     }
 }

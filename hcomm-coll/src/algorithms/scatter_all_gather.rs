@@ -51,10 +51,8 @@ impl Algorithm for ScatterAllGather {
         let tree = knomial::tree(shape.ranks, root);
         let mut node = Node::new(&tree, shape, slots, rank, 0);
         node.announce();
-        node.scatter(&|rank| part(position(rank)), &|rank| {
-            part(position(rank)).start
-        });
         let mine = position(rank);
+        node.scatter(&|rank| part(position(rank)), part(mine).start);
         let neighbour = |steps: u64| Rank(((u64::from(rank.0) + steps) % ranks) as u32);
         let (to, from) = (neighbour(1), neighbour(ranks - 1));
         for step in 0..ranks - 1 {

@@ -127,7 +127,7 @@ impl Tree {
             }
             _ => {
                 node.announce();
-                node.scatter(&|rank| shape.part(rank), &|_| 0);
+                node.scatter(&|rank| shape.part(rank), 0);
                 let own = shape.part(me);
                 node.keep_own(Loc::output(0), Loc::input(own.start), length(&own));
                 node.release();
@@ -316,8 +316,8 @@ impl<'s, 't> Node<'s, 't> {
     }
 
     /// The root's parts of all go down one by one, those of the last child's side first and the
-    /// own one last. `own` says where a rank's part begins in its output.
-    pub(super) fn scatter(&mut self, part: &dyn Fn(Rank) -> Range<u64>, own: &dyn Fn(Rank) -> u64) {
+    /// own one last. `own` is where the part of this rank begins in its output.
+    pub(super) fn scatter(&mut self, part: &dyn Fn(Rank) -> Range<u64>, own: u64) {
         let cut = |rank: Rank, most: u64| pieces(&[part(rank)], most);
         let from = self.down_in();
         for link in self.down_out() {
@@ -338,7 +338,7 @@ impl<'s, 't> Node<'s, 't> {
         let start = part(self.me).start;
         for piece in cut(self.me, self.slot_bytes) {
             let slot = self.links.receive(from);
-            let dst = Loc::output(own(self.me) + (piece.start - start));
+            let dst = Loc::output(own + (piece.start - start));
             self.links.tasks.copy(dst, slot, length(&piece));
             self.links.give_back(from);
         }
