@@ -258,8 +258,8 @@ impl Transport for Later {
         unsafe { run(&descriptor) };
         if descriptor.opcode == OP_NOTIFY || descriptor.flags & FLAG_NOTIFY != 0 {
             let line = &target.lines[descriptor.notify as usize];
-            if descriptor.fingerprint != [0; 2] {
-                for (word, value) in line.fingerprint.iter().zip(descriptor.fingerprint) {
+            for (word, value) in line.fingerprint.iter().zip(descriptor.fingerprint) {
+                if value != 0 {
                     word.store(value, Ordering::Relaxed);
                 }
             }

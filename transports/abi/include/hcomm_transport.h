@@ -304,7 +304,8 @@ typedef struct hcomm_descriptor_v1_t {
     uint32_t redop;
     // Zero.
     uint32_t reserved;
-    // Travels with the notify into its line, before the count changes.
+    // Travels with the notify into its line, before the count changes; a word that is zero leaves
+    // what is there.
     uint64_t fingerprint[2];
     // Comes back in the completion.
     uint64_t cookie;
@@ -330,7 +331,7 @@ typedef struct HCOMM_ALIGNED(32) hcomm_notify_line_v1_t {
     // How often the peer's side recorded the notify since the channel was made. The waiter keeps
     // to itself how many it has taken. Read and written as one atomic word.
     uint64_t count;
-    // Fingerprint of the latest record that carried one.
+    // Of each word, that of the latest record that carried one: not zero.
     uint64_t fingerprint[2];
     // How often the transport's own side, the waiter's, recorded it on behalf of the peer, from
     // `progress`. Read and written as one atomic word.
@@ -355,8 +356,8 @@ typedef struct HCOMM_ALIGNED(64) hcomm_bell_v1_t {
 } hcomm_bell_v1_t;
 
 // Where the peer of a connected channel waits, for links on which this process can store there
-// itself. The host then records without a call, as `post` would: fingerprint, if any, and then
-// one more in `count` of the line, as a release store; it does so only while nothing that it has
+// itself. The host then records without a call, as `post` would: words of the fingerprint that are
+// not zero, and then one more in `count` of the line, as a release store; it does so only while nothing that it has
 // posted on the channel is unfinished, and from the thread whose turn the fast calls are. It
 // looks at the bell afterwards and calls `ring` if somebody sleeps.
 typedef struct hcomm_peer_v1_t {

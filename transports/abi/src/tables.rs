@@ -280,7 +280,8 @@ pub struct DescriptorV1 {
     pub redop: u32,
     /// Zero.
     pub reserved: u32,
-    /// Travels with the notify into its line, before the count changes.
+    /// Travels with the notify into its line, before the count changes; a word that is zero leaves
+    /// what is there.
     pub fingerprint: [u64; 2],
     /// Comes back in the completion.
     pub cookie: u64,
@@ -312,7 +313,7 @@ pub struct NotifyLineV1 {
     /// How often the peer's side recorded the notify since the channel was made. The waiter keeps
     /// to itself how many it has taken. Read and written as one atomic word.
     pub count: u64,
-    /// Fingerprint of the latest record that carried one.
+    /// Of each word, that of the latest record that carried one: not zero.
     pub fingerprint: [u64; 2],
     /// How often the transport's own side, the waiter's, recorded it on behalf of the peer, from
     /// `progress`. Read and written as one atomic word.
@@ -320,8 +321,8 @@ pub struct NotifyLineV1 {
 }
 
 /// Where the peer of a connected channel waits, for links on which this process can store there
-/// itself. The host then records without a call, as `post` would: fingerprint, if any, and then
-/// one more in `count` of the line, as a release store; it does so only while nothing that it has
+/// itself. The host then records without a call, as `post` would: words of the fingerprint that are
+/// not zero, and then one more in `count` of the line, as a release store; it does so only while nothing that it has
 /// posted on the channel is unfinished, and from the thread whose turn the fast calls are. It
 /// looks at the bell afterwards and calls `ring` if somebody sleeps.
 #[repr(C)]

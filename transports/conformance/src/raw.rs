@@ -370,7 +370,9 @@ impl RawLine {
         // SAFETY: the caller's promise; every access is atomic.
         unsafe {
             for (word, value) in self.fingerprint().into_iter().zip(fingerprint) {
-                word.store(value, Ordering::Relaxed);
+                if value != 0 {
+                    word.store(value, Ordering::Relaxed);
+                }
             }
             let count = AtomicU64::from_ptr(&raw mut (*self.0).count);
             count.store(count.load(Ordering::Relaxed) + 1, Ordering::Release);

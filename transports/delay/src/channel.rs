@@ -59,8 +59,8 @@ const _: () = assert!(
 impl Line {
     /// Adds one, after everything that was written before.
     fn record(&self, fingerprint: [u64; 2]) {
-        if fingerprint != [0; 2] {
-            for (word, value) in self.fingerprint.iter().zip(fingerprint) {
+        for (word, value) in self.fingerprint.iter().zip(fingerprint) {
+            if value != 0 {
                 word.store(value, Ordering::Relaxed);
             }
         }

@@ -320,7 +320,7 @@ impl Channel {
         Ok(total)
     }
 
-    /// Adds one to a notify of the peer by a store of ours, after `fingerprint` unless it is zero,
+    /// Adds one to a notify of the peer by a store of ours, after the words of `fingerprint` that are not zero,
     /// and wakes who sleeps for it. `false`, and nothing was done, if the link does not allow that,
     /// the channel does not work, or there is no such notify: [`Channel::post`] then does it or
     /// says why not.
@@ -608,8 +608,8 @@ impl Peer {
         // SAFETY: inside the peer's lines, as there is a count for it; they live as long as the
         // channel.
         let line = unsafe { self.lines.as_ptr().add(notify as usize * self.stride) };
-        if fingerprint != [0; 2] {
-            for (half, value) in fingerprint.into_iter().enumerate() {
+        for (half, value) in fingerprint.into_iter().enumerate() {
+            if value != 0 {
                 // SAFETY: as above; the words are only accessed atomically.
                 unsafe { AtomicU64::from_ptr(&raw mut (*line).fingerprint[half]) }
                     .store(value, Ordering::Relaxed);
@@ -770,7 +770,7 @@ impl NotifyWord {
         counts::sum(count, served)
     }
 
-    /// Fingerprint of the latest record that carried one.
+    /// Fingerprint: of each word, that of the latest record that carried one.
     #[must_use]
     pub fn fingerprint(&self) -> [u64; 2] {
         [0, 1].map(|half| {

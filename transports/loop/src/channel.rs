@@ -53,8 +53,8 @@ const _: () = assert!(
 impl Line {
     /// Adds one to the count, after everything that was written before.
     pub(crate) fn record(&self, fingerprint: [u64; 2]) {
-        if fingerprint != [0; 2] {
-            for (word, value) in self.fingerprint.iter().zip(fingerprint) {
+        for (word, value) in self.fingerprint.iter().zip(fingerprint) {
+            if value != 0 {
                 word.store(value, Ordering::Relaxed);
             }
         }

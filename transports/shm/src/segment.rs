@@ -128,9 +128,10 @@ impl Segment {
             return false;
         }
         let line = line_word(half, index);
-        if fingerprint != [0; 2] {
-            self.word(line + 1).store(fingerprint[0], Ordering::Relaxed);
-            self.word(line + 2).store(fingerprint[1], Ordering::Relaxed);
+        for (at, value) in (line + 1..).zip(fingerprint) {
+            if value != 0 {
+                self.word(at).store(value, Ordering::Relaxed);
+            }
         }
         let word = self.word(line + word);
         let records = word.load(Ordering::Relaxed);

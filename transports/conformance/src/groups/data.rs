@@ -109,14 +109,18 @@ fn fingerprints(case: &Case) -> Result<(), Stop> {
     for who in Who::BOTH {
         let mut latest = [0; 2];
         for count in 1..=9u64 {
-            // Every third carries none and leaves the latest one there.
-            let carried = if count % 3 == 0 {
-                [0; 2]
-            } else {
-                [seed(who, count as usize, 1), u64::MAX - count]
+            // A word that is zero leaves the latest one there.
+            let (first, second) = (seed(who, count as usize, 1) | 1, u64::MAX - count);
+            let carried = match count % 4 {
+                0 => [0; 2],
+                1 => [first, second],
+                2 => [first, 0],
+                _ => [0, second],
             };
-            if carried != [0; 2] {
-                latest = carried;
+            for (word, new) in latest.iter_mut().zip(carried) {
+                if new != 0 {
+                    *word = new;
+                }
             }
             pair.post(who, channel, vec![Op::Notify(0, carried)])?;
             let found = pair.wait(who.other(), channel, 0, count)?;
