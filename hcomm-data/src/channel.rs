@@ -12,6 +12,7 @@ use crate::failure::Failure;
 use crate::hand_over::HandOver;
 use crate::memory;
 use crate::memory::Place;
+use crate::work::Expected;
 
 /// One end of a connection, with what its user has to count. A clone is the same end.
 ///
@@ -146,6 +147,17 @@ impl Channel {
         }
         notify.taken.store(taken + 1, Ordering::Relaxed);
         Ok(true)
+    }
+
+    /// Refuses a record of another run than the peer should be in, which was just taken.
+    #[inline]
+    pub(crate) fn compare(&self, index: u32, expected: Expected) -> Result<(), Failure> {
+        let notify = self.notify(index).map_err(|e| self.failure(e))?;
+        let found = notify.word.fingerprint()[expected.word];
+        if found == expected.value {
+            return Ok(());
+        }
+        Err(self.failure(mismatch(found, expected.value)))
     }
 
     /// Whether a wait for notify `index` would end: by a record, or because there is no such
@@ -306,4 +318,16 @@ impl Outgoing {
         let posted = self.posted.load(Ordering::Acquire);
         posted == 0 || self.lane.completed() >= posted
     }
+}
+
+/// The peer has sent what is of another run.
+#[cold]
+pub(crate) fn mismatch(found: u64, expected: u64) -> Error {
+    Error::new(
+        ErrorKind::Mismatch,
+        format!(
+            "the peer is in another call: its fingerprint is {found:#x}, that of the call here \
+             {expected:#x}"
+        ),
+    )
 }

@@ -12,9 +12,11 @@
 //! that it is seen as one. What does not fit in a line goes into the lines after it, each with a
 //! flag of its own.
 //!
-//! The flag is the *sequence* of the run that writes: a number that both sides count alike and that
-//! grows with each run, beginning at one, so nothing is ever cleared and zero is a line that was
-//! never used. At one number a nanosecond it lasts for 584 years. Lines hold packets and nothing
+//! The flag is the *sequence* of the run that writes, a number that both sides count alike and that
+//! grows with each run, beginning at one; so nothing is ever cleared, and zero is a line that was
+//! never used. Its last bits are some of the run's fingerprint: who finds the right number with
+//! others is in another call than its peer, and says so. A line is used again after two runs, so
+//! that nothing comes of the number beginning anew after 2^44. Lines hold packets and nothing
 //! else; ordinary bytes could look like a flag. There are two sets of lines, used in turn: a packet
 //! of one run may be written while the reader is still at the run before, not while it is at the
 //! one before that.
@@ -25,7 +27,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use hcomm_transport::sync::SharedWord;
 use hcomm_types::{DataType, Error, ErrorKind, ReduceOp, Result};
 
-use crate::channel::Channel;
+use crate::channel::{Channel, mismatch};
 use crate::copy::Hint;
 use crate::memory::Place;
 use crate::slice::{RemoteSlice, Slice};
@@ -41,6 +43,20 @@ pub const PACKET_PAYLOAD_BYTES: usize = PACKET_LINE_BYTES - size_of::<u64>();
 pub const fn packet_lines(bytes: u64) -> u64 {
     let lines = bytes.div_ceil(PACKET_PAYLOAD_BYTES as u64);
     if lines == 0 { 1 } else { lines }
+}
+
+/// Bits of a fingerprint in a flag.
+const FINGERPRINT_BITS: u32 = 20;
+
+/// The flag of a run, with a fingerprint or without (zero).
+#[inline(always)]
+pub(crate) const fn packet_flag(sequence: u64, fingerprint: u64) -> u64 {
+    (sequence << FINGERPRINT_BITS) | (fingerprint & ((1 << FINGERPRINT_BITS) - 1))
+}
+
+/// Whether two flags are of one run, or should be.
+const fn same_run(a: u64, b: u64) -> bool {
+    (a ^ b) >> FINGERPRINT_BITS == 0
 }
 
 /// Where the packets of a link travel: on both sides an even number of lines, the same number on
@@ -113,11 +129,11 @@ impl PacketLines {
 
     /// A packet of the peer that is to come.
     #[inline(always)]
-    pub(crate) fn incoming(&self, at: Packet) -> Incoming<'_> {
+    pub(crate) fn incoming(&self, at: Packet, flag: u64) -> Incoming<'_> {
         Incoming {
             lines: &self.incoming,
             offset: self.offset(at) as usize,
-            sequence: at.sequence,
+            flag,
         }
     }
 
@@ -140,7 +156,8 @@ pub(crate) struct Incoming<'a> {
     lines: &'a Slice,
     /// Of its first line in `lines`.
     offset: usize,
-    sequence: u64,
+    /// What its lines are marked with.
+    flag: u64,
 }
 
 /// A line that is waited for, for as long as its reader sleeps.
@@ -148,7 +165,7 @@ pub(crate) struct Incoming<'a> {
 pub(crate) struct Missing {
     lines: Slice,
     offset: usize,
-    sequence: u64,
+    flag: u64,
 }
 
 impl Missing {
@@ -158,13 +175,13 @@ impl Missing {
             .place()
             .part(self.offset as u64, PACKET_LINE_BYTES as u64)
             // A line that is not there never comes: its reader says so.
-            .map_or(true, |line| Line::of(line, 0).flag() == self.sequence)
+            .map_or(true, |line| same_run(Line::of(line, 0).flag(), self.flag))
     }
 
     /// Whether it is the line of a packet that `done` bytes were taken of.
     pub(crate) fn is(&self, packet: &Incoming<'_>, done: usize) -> bool {
         self.offset == packet.missing_at(done)
-            && self.sequence == packet.sequence
+            && self.flag == packet.flag
             && self.lines.offset() == packet.lines.offset()
             && self.lines.region().is_same(packet.lines.region())
     }
@@ -176,7 +193,7 @@ impl Incoming<'_> {
         Missing {
             lines: self.lines.clone(),
             offset: self.missing_at(done),
-            sequence: self.sequence,
+            flag: self.flag,
         }
     }
 
@@ -192,7 +209,7 @@ impl Incoming<'_> {
 
 /// Sends `src` as a packet into `lines`.
 #[inline(always)]
-pub(crate) fn write(lines: Place<'_>, src: Place<'_>, sequence: u64) -> Result<()> {
+pub(crate) fn write(lines: Place<'_>, src: Place<'_>, flag: u64) -> Result<()> {
     let bytes = src.bytes();
     check_lines(lines, bytes)?;
     let mut done = 0;
@@ -203,7 +220,7 @@ pub(crate) fn write(lines: Place<'_>, src: Place<'_>, sequence: u64) -> Result<(
             address: unsafe { src.address().add(done) },
             bytes: piece,
         };
-        send(&mut Line::of(lines, done), from, sequence);
+        send(&mut Line::of(lines, done), from, flag);
         done += piece;
         if done == bytes {
             return Ok(());
@@ -279,9 +296,11 @@ fn take(
     loop {
         let piece = bytes.saturating_sub(*done).min(PACKET_PAYLOAD_BYTES);
         let line = Line::of(lines, *done);
-        if !receive(&line, packet.sequence, |line| {
-            each(line.payload(piece), *done)
-        }) {
+        if !receive(&line, packet.flag, |line| each(line.payload(piece), *done)) {
+            let found = line.flag();
+            if found != packet.flag && same_run(found, packet.flag) {
+                return Err(mismatch(found, packet.flag));
+            }
             return Ok(false);
         }
         *done += piece;

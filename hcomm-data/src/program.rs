@@ -1,5 +1,6 @@
 //! Programs: tasks that are checked and bound once and then replayed.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -43,6 +44,9 @@ pub struct ProgramLink {
     pub scratch: Option<RemoteSlice>,
     /// Where packets of this link travel, if it carries any.
     pub packets: Option<PacketLines>,
+    /// What is mixed into the fingerprint of a run for what goes over this link, and for what
+    /// comes: where the two sides know more of each other than all know. Zeros add nothing.
+    pub fingerprints: [u64; 2],
 }
 
 /// What sets one run of a program apart from others. Both sides of each link choose it alike.
@@ -231,9 +235,9 @@ pub struct Program {
     parts: ProgramParts,
     /// Bytes of each link's remote memory that the program touches, from the scratch base on.
     remote_bytes: Vec<u64>,
-    /// For each thread, which of its tasks is the first that records on its link: it carries the
-    /// fingerprint.
-    first_records: Vec<Vec<bool>>,
+    /// For each thread, which of its tasks are the first that record a notify, or wait for it:
+    /// they carry the fingerprint, and look at it.
+    first_uses: Vec<Vec<bool>>,
     /// Notifies that each thread needs.
     thread_notifies: Vec<u32>,
     /// Whether some thread records at another.
@@ -296,9 +300,9 @@ impl Program {
             let scratch = link.scratch.as_ref();
             scratch.is_none_or(|scratch| scratch.import().address().is_some())
         });
-        let mut first_records = Vec::with_capacity(parts.threads.len());
+        let mut first_uses = Vec::with_capacity(parts.threads.len());
         for (thread, ops) in parts.threads.iter().enumerate() {
-            let mut seen = vec![false; parts.links.len()];
+            let mut seen = HashSet::new();
             let mut first = Vec::with_capacity(ops.len());
             for (index, op) in ops.iter().enumerate() {
                 check.op(thread, op).map_err(|error| {
@@ -307,12 +311,9 @@ impl Program {
                         format!("thread {thread}, task {index} ({op:?}): {}", error.detail()),
                     )
                 })?;
-                first.push(
-                    op.records_on()
-                        .is_some_and(|link| !std::mem::replace(&mut seen[link as usize], true)),
-                );
+                first.push(op.uses_notify().is_some_and(|used| seen.insert(used)));
             }
-            first_records.push(first);
+            first_uses.push(first);
         }
         let Check {
             remote_bytes,
@@ -324,7 +325,7 @@ impl Program {
         } = check;
         Ok(Self {
             remote_bytes,
-            first_records,
+            first_uses,
             thread_notifies,
             has_thread_records,
             has_packets,
@@ -341,8 +342,10 @@ impl Program {
         self.thread_notifies.get(part).copied().unwrap_or(0)
     }
 
-    pub(crate) fn carries_fingerprint(&self, part: usize, op: usize) -> bool {
-        self.first_records[part][op]
+    /// Whether a task is the first of its thread to record a notify, or to wait for it.
+    #[inline]
+    pub(crate) fn is_first_use(&self, part: usize, op: usize) -> bool {
+        self.first_uses[part][op]
     }
 
     /// Whether it is one thread that reaches its peers' memory by loads and stores alone: then it
@@ -479,20 +482,21 @@ impl Op {
         }
     }
 
-    /// The link on which it records, if it does.
-    const fn records_on(&self) -> Option<u16> {
+    /// The notify that it records or waits for, if it does: whether it records, the link, which.
+    const fn uses_notify(&self) -> Option<(bool, u16, u32)> {
         match *self {
-            Self::Record { link, .. }
+            Self::Record { link, notify }
             | Self::Write {
                 link,
-                notify: Some(_),
+                notify: Some(notify),
                 ..
             }
             | Self::WriteReduce {
                 link,
-                notify: Some(_),
+                notify: Some(notify),
                 ..
-            } => Some(link),
+            } => Some((true, link, notify)),
+            Self::Wait { link, notify } => Some((false, link, notify)),
             _ => None,
         }
     }

@@ -22,7 +22,7 @@ use crate::packet::{self, Missing};
 use crate::program::Op;
 use crate::queue::Queue;
 use crate::slice::Remote;
-use crate::work::{Part, Work};
+use crate::work::{Expected, Part, Work};
 
 /// What a thread knows while it runs its tasks.
 pub(crate) struct Runner {
@@ -240,13 +240,13 @@ impl Runner {
                 channel,
                 lines,
                 src,
-                sequence,
+                flag,
             } => {
                 // It says that what was done before is done, as a record does.
                 if !self.in_flight.is_empty()? {
                     return self.wait_for(Reason::Completions);
                 }
-                packet::write(lines, src, sequence)?;
+                packet::write(lines, src, flag)?;
                 channel.transport().ring_peer();
                 Ok(true)
             }
@@ -268,12 +268,11 @@ impl Runner {
                 notify,
                 fingerprint,
             } => self.record(channel, notify, fingerprint),
-            Work::Wait { channel, notify } => {
-                if channel.take(notify)? {
-                    return Ok(true);
-                }
-                self.wait_for(Reason::Notify(notify))
-            }
+            Work::Wait {
+                channel,
+                notify,
+                expected,
+            } => self.take_notify(channel, notify, expected),
             Work::RecordThread { queue, notify } => {
                 if !self.in_flight.is_empty()? {
                     return self.wait_for(Reason::Completions);
@@ -528,7 +527,7 @@ impl Runner {
             } if self.in_flight.is_idle() => {
                 let channel = &part.program.links[usize::from(link)].channel;
                 let lines = part.packets(link)?.outgoing(part.packet(line, bytes))?;
-                packet::write(lines, part.place(src, bytes)?, part.turn.sequence)?;
+                packet::write(lines, part.place(src, bytes)?, part.outgoing_flag(link))?;
                 channel.transport().ring_peer();
                 Ok(true)
             }
@@ -539,7 +538,7 @@ impl Runner {
                 bytes,
             } => {
                 let dst = part.place(dst, bytes)?;
-                let packet = part.packets(link)?.incoming(part.packet(line, bytes));
+                let packet = part.incoming(link, line, bytes)?;
                 self.look(most, has_waited, |this| {
                     this.take_packet(|done| packet::read(dst, &packet, done))
                 })
@@ -554,7 +553,7 @@ impl Runner {
             } => {
                 let bytes = count * dtype.size() as u64;
                 let (dst, a) = (part.place(dst, bytes)?, part.place(a, bytes)?);
-                let packet = part.packets(link)?.incoming(part.packet(line, bytes));
+                let packet = part.incoming(link, line, bytes)?;
                 self.look(most, has_waited, |this| {
                     this.take_packet(|done| {
                         packet::reduce(dst, a, &packet, (dtype, redop, swapped), done)
@@ -563,16 +562,14 @@ impl Runner {
             }
             Op::Wait { link, notify } => {
                 let channel = &part.program.links[usize::from(link)].channel;
+                let expected = part.expected(self.index, link);
                 self.look(most, has_waited, |this| {
-                    if channel.take(notify)? {
-                        return Ok(true);
-                    }
-                    this.wait_for(Reason::Notify(notify))
+                    this.take_notify(channel, notify, expected)
                 })
             }
             Op::Record { link, notify } => {
                 let channel = &part.program.links[usize::from(link)].channel;
-                let fingerprint = part.fingerprint_of(self.index);
+                let fingerprint = part.carried(self.index, link);
                 self.record(channel, notify, fingerprint)
             }
             _ => {
@@ -768,6 +765,19 @@ impl Runner {
         })
     }
 
+    /// Takes a record, and looks whether it belongs to the same run.
+    #[inline(always)]
+    fn take_notify(&mut self, channel: &Channel, notify: u32, expected: Option<Expected>) -> Done {
+        if !channel.take(notify)? {
+            return self.wait_for(Reason::Notify(notify));
+        }
+        match expected {
+            Some(expected) => channel.compare(notify, expected).map(|()| true),
+            None => Ok(true),
+        }
+    }
+
+    #[inline(always)]
     fn take_packet(&mut self, take: impl FnOnce(&mut usize) -> Result<bool, Error>) -> Done {
         if !self.in_flight.is_empty()? {
             return self.wait_for(Reason::Completions);

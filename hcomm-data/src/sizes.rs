@@ -40,7 +40,7 @@ fn hot_structs_have_not_grown() {
         ("Slice", 24),
         ("RemoteSlice", 24),
         ("Work", 120),
-        ("Task", 120),
+        ("Task", 112),
         ("Descriptor", 56),
         ("NotifyWord", 16),
         ("Notify", 32),

@@ -7,10 +7,18 @@ use hcomm_types::{DataType, Error, ErrorKind, ReduceOp, Result};
 use crate::channel::Channel;
 use crate::memory::{Loan, Place};
 use crate::message::MessageLink;
-use crate::packet::{Incoming, Packet, PacketLines, packet_lines};
+use crate::packet::{Incoming, Packet, PacketLines, packet_flag, packet_lines};
 use crate::program::{At, Op, Program, SlotKind, Turn};
 use crate::queue::Queue;
 use crate::slice::{KeptMemory, Remote, RemoteSlice, Slice};
+
+/// What a record that is waited for has to carry.
+#[derive(Clone, Copy)]
+pub(crate) struct Expected {
+    /// Which of the two words of a fingerprint.
+    pub(crate) word: usize,
+    pub(crate) value: u64,
+}
 
 /// One task, borrowed from whoever submits it, from a queue or from a program.
 #[derive(Clone, Copy)]
@@ -50,7 +58,7 @@ pub(crate) enum Work<'a> {
         channel: &'a Channel,
         lines: Place<'a>,
         src: Place<'a>,
-        sequence: u64,
+        flag: u64,
     },
     PacketRead {
         channel: &'a Channel,
@@ -74,6 +82,7 @@ pub(crate) enum Work<'a> {
     Wait {
         channel: &'a Channel,
         notify: u32,
+        expected: Option<Expected>,
     },
     RecordThread {
         queue: &'a Queue,
@@ -346,6 +355,7 @@ impl Task {
             Self::Wait(channel, notify) => Work::Wait {
                 channel,
                 notify: *notify,
+                expected: None,
             },
             Self::RecordThread(queue, notify) => Work::RecordThread {
                 queue,
@@ -398,7 +408,7 @@ pub(crate) struct Run {
     pub(crate) part: usize,
     pub(crate) buffers: RunBuffers,
     pub(crate) turn: Turn,
-    pub(crate) fingerprint: [u64; 2],
+    pub(crate) fingerprint: u64,
     /// The queues of all parts, where the program records from thread to thread. Weak: a queue
     /// keeps the team of its last run.
     pub(crate) team: Option<Arc<[Weak<Queue>]>>,
@@ -444,7 +454,7 @@ pub(crate) struct Part<'a> {
     pub(crate) input: Place<'a>,
     pub(crate) output: Place<'a>,
     pub(crate) turn: Turn,
-    pub(crate) fingerprint: [u64; 2],
+    pub(crate) fingerprint: u64,
     pub(crate) team: Option<&'a [Weak<Queue>]>,
 }
 
@@ -461,7 +471,6 @@ impl<'a> Part<'a> {
         'a: 'w,
     {
         let (dtype, redop) = (self.program.dtype, self.program.redop);
-        let fingerprint = self.fingerprint_of(index);
         let size = dtype.size() as u64;
         let program = self.program;
         let channel = |link: u16| &program.links[usize::from(link)].channel;
@@ -488,7 +497,7 @@ impl<'a> Part<'a> {
                 dst: self.remote(link, dst, bytes)?,
                 src: self.place(src, bytes)?,
                 notify,
-                fingerprint,
+                fingerprint: self.carried(index, link),
             },
             Op::Read {
                 link,
@@ -514,7 +523,7 @@ impl<'a> Part<'a> {
                 dtype,
                 redop,
                 notify,
-                fingerprint,
+                fingerprint: self.carried(index, link),
             },
             Op::ReadReduce {
                 link,
@@ -540,7 +549,7 @@ impl<'a> Part<'a> {
                 channel: channel(link),
                 lines: self.packets(link)?.outgoing(self.packet(line, bytes))?,
                 src: self.place(src, bytes)?,
-                sequence: self.turn.sequence,
+                flag: self.outgoing_flag(link),
             },
             Op::PacketRead {
                 link,
@@ -550,7 +559,7 @@ impl<'a> Part<'a> {
             } => Work::PacketRead {
                 channel: channel(link),
                 dst: self.place(dst, bytes)?,
-                packet: self.packets(link)?.incoming(self.packet(line, bytes)),
+                packet: self.incoming(link, line, bytes)?,
             },
             Op::PacketReduce {
                 link,
@@ -563,9 +572,7 @@ impl<'a> Part<'a> {
                 channel: channel(link),
                 dst: self.place(dst, count * size)?,
                 a: self.place(a, count * size)?,
-                packet: self
-                    .packets(link)?
-                    .incoming(self.packet(line, count * size)),
+                packet: self.incoming(link, line, count * size)?,
                 dtype,
                 redop,
                 swapped,
@@ -573,11 +580,12 @@ impl<'a> Part<'a> {
             Op::Record { link, notify } => Work::Record {
                 channel: channel(link),
                 notify,
-                fingerprint,
+                fingerprint: self.carried(index, link),
             },
             Op::Wait { link, notify } => Work::Wait {
                 channel: channel(link),
                 notify,
+                expected: self.expected(index, link),
             },
             Op::ThreadRecord { thread, notify } => {
                 *target = self
@@ -596,14 +604,59 @@ impl<'a> Part<'a> {
         })
     }
 
-    /// The fingerprint that a task carries if it records.
+    /// What a task that records on a link carries: in one word of the two, so that a run does not
+    /// take the place of the one before, which the peer may still be in.
     #[inline]
-    pub(crate) fn fingerprint_of(&self, index: usize) -> [u64; 2] {
-        if self.program.carries_fingerprint(self.number, index) {
-            self.fingerprint
-        } else {
-            [0; 2]
+    pub(crate) fn carried(&self, index: usize, link: u16) -> [u64; 2] {
+        let mut words = [0; 2];
+        if self.fingerprint != 0 && self.program.is_first_use(self.number, index) {
+            words[self.word()] = self.fingerprint_on(link, 0);
         }
+        words
+    }
+
+    /// What a task that waits on a link has to find.
+    #[inline]
+    pub(crate) fn expected(&self, index: usize, link: u16) -> Option<Expected> {
+        let is_told = self.fingerprint != 0 && self.program.is_first_use(self.number, index);
+        is_told.then(|| Expected {
+            word: self.word(),
+            value: self.fingerprint_on(link, 1),
+        })
+    }
+
+    const fn word(&self) -> usize {
+        (self.turn.sequence % 2) as usize
+    }
+
+    /// The fingerprint for one direction of a link; never zero.
+    #[inline]
+    fn fingerprint_on(&self, link: u16, direction: usize) -> u64 {
+        let own = self.program.links[usize::from(link)].fingerprints[direction];
+        (self.fingerprint ^ own).max(1)
+    }
+
+    /// The flag of packets that go over a link.
+    #[inline(always)]
+    pub(crate) fn outgoing_flag(&self, link: u16) -> u64 {
+        self.flag(link, 0)
+    }
+
+    /// A packet of a link that is to come.
+    #[inline(always)]
+    pub(crate) fn incoming(&self, link: u16, line: u32, bytes: u64) -> Result<Incoming<'a>> {
+        let flag = self.flag(link, 1);
+        Ok(self.packets(link)?.incoming(self.packet(line, bytes), flag))
+    }
+
+    #[inline(always)]
+    fn flag(&self, link: u16, direction: usize) -> u64 {
+        let fingerprint = if self.fingerprint == 0 {
+            0
+        } else {
+            self.fingerprint_on(link, direction)
+        };
+        packet_flag(self.turn.sequence, fingerprint)
     }
 
     #[inline(always)]

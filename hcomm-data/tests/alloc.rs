@@ -158,6 +158,7 @@ fn exchange(side: &Side) -> Arc<Program> {
             channel: side.channel.clone(),
             scratch: Some(side.far(0, BYTES as u64)),
             packets: None,
+            fingerprints: [0; 2],
         }],
         scratch: Some(side.part(0, BYTES)),
         dtype: DataType::Bf16,
@@ -179,18 +180,18 @@ fn runs_of_programs_take_nothing() {
         let [oa, ob] = [&a, &b].map(|s| s.part(6_000, BYTES));
         let (mut input, mut output) = (vec![1; BYTES], vec![0; BYTES]);
         let taken = taken_by(|| {
-            a.thread.run_team(&ha, &pa, &ia, &oa, 0, [1, 1]).unwrap();
-            b.thread.run_team(&hb, &pb, &ib, &ob, 0, [1, 1]).unwrap();
+            a.thread.run_team(&ha, &pa, &ia, &oa, 0, 1).unwrap();
+            b.thread.run_team(&hb, &pb, &ib, &ob, 0, 1).unwrap();
             a.thread.synchronize(None).unwrap();
             b.thread.synchronize(None).unwrap();
             if link != Link::LaterBare {
-                b.thread.run_team(&hb, &pb, &ib, &ob, 0, [1, 1]).unwrap();
+                b.thread.run_team(&hb, &pb, &ib, &ob, 0, 1).unwrap();
                 let buffers = Buffers::Separate {
                     input: &input,
                     output: &mut output,
                 };
                 a.thread
-                    .run_blocking(&ha, &pa, buffers, 0, [1, 1], None)
+                    .run_blocking(&ha, &pa, buffers, 0, 1, None)
                     .unwrap();
                 b.thread.synchronize(None).unwrap();
             }

@@ -33,6 +33,7 @@ fn parts(side: &Side, threads: Vec<Vec<Op>>) -> ProgramParts {
             channel: side.channel.clone(),
             scratch: Some(side.far(0, 2 * BYTES)),
             packets: None,
+            fingerprints: [0; 2],
         }],
         scratch: Some(side.part(0, 2 * BYTES as usize)),
         dtype: DataType::I32,
@@ -117,7 +118,7 @@ fn two_sides_in_one_os_thread() {
                         let input = side.part(8_000, BYTES as usize);
                         let output = side.part(12_000, BYTES as usize);
                         side.thread
-                            .run(program, 0, input, output, base, [7, round as u64])
+                            .run(program, 0, input, output, base, 700 + round as u64)
                             .unwrap();
                     }
                     a.thread.synchronize(None).unwrap();
@@ -127,8 +128,11 @@ fn two_sides_in_one_os_thread() {
                             side.get(12_000, BYTES as usize) == sum(round, 100 * round),
                             "{link:?}"
                         );
-                        assert_eq!(side.channel.fingerprint(0).unwrap(), [7, round as u64]);
-                        assert_eq!(side.channel.fingerprint(1).unwrap(), [0; 2]);
+                        // In the first of the two words, as the number of the run is even.
+                        for notify in [0, 1] {
+                            let found = side.channel.fingerprint(notify).unwrap();
+                            assert_eq!(found, [700 + round as u64, 0]);
+                        }
                     }
                 }
             }
@@ -158,7 +162,7 @@ fn two_sides_on_two_os_threads_with_lent_memory() {
                                     buffer: &mut buffer,
                                 };
                                 side.thread
-                                    .run_blocking(&[], &program, buffers, 0, [1, 2], None)
+                                    .run_blocking(&[], &program, buffers, 0, 12, None)
                                     .unwrap();
                                 assert!(buffer == expected, "{link:?}");
                             } else {
@@ -168,7 +172,7 @@ fn two_sides_on_two_os_threads_with_lent_memory() {
                                     output: &mut output,
                                 };
                                 side.thread
-                                    .run_blocking(&[], &program, buffers, 0, [1, 2], None)
+                                    .run_blocking(&[], &program, buffers, 0, 12, None)
                                     .unwrap();
                                 assert!(output == expected, "{link:?}");
                                 assert!(buffer == values(seeds[me]));
@@ -225,7 +229,7 @@ fn a_program_of_two_threads() {
             output: &mut output,
         };
         a.thread
-            .run_blocking(&helper, &program, buffers, 0, [0; 2], None)
+            .run_blocking(&helper, &program, buffers, 0, 0, None)
             .unwrap();
         assert!(input == output);
         let [input, output] = [8_000, 12_000].map(|offset| a.part(offset, BYTES as usize));
@@ -233,7 +237,7 @@ fn a_program_of_two_threads() {
             .copy_from(&pattern(round + 9, BYTES as usize))
             .unwrap();
         a.thread
-            .run_team(&helper, &program, &input, &output, 0, [0; 2])
+            .run_team(&helper, &program, &input, &output, 0, 0)
             .unwrap();
         a.thread.synchronize(None).unwrap();
         helper[0].synchronize(None).unwrap();
@@ -247,12 +251,9 @@ fn a_program_of_two_threads() {
     let slice = a.part(0, BYTES as usize);
     let run = a
         .thread
-        .run(&program, 0, slice.clone(), slice.clone(), 0, [0; 2]);
+        .run(&program, 0, slice.clone(), slice.clone(), 0, 0);
     refused(run, "run_team");
-    let team = |others: &[Thread]| {
-        a.thread
-            .run_team(others, &program, &slice, &slice, 0, [0; 2])
-    };
+    let team = |others: &[Thread]| a.thread.run_team(others, &program, &slice, &slice, 0, 0);
     refused(team(&[]), "2 threads was given 1");
     refused(team(std::slice::from_ref(&a.thread)), "given twice");
     let few = Thread::new(&a.domain, Engine::Cpu, 2).unwrap();
@@ -277,7 +278,7 @@ fn a_run_that_times_out_leaves_nothing_behind() {
             &program,
             buffers,
             0,
-            [0; 2],
+            0,
             Some(Duration::from_millis(5)),
         )
         .unwrap_err();
@@ -314,14 +315,7 @@ fn lent_memory_in_flight_is_waited_for_after_a_timeout() {
         };
         let error = b
             .thread
-            .run_blocking(
-                &[],
-                &program,
-                buffers,
-                0,
-                [0; 2],
-                Some(Duration::from_millis(5)),
-            )
+            .run_blocking(&[], &program, buffers, 0, 0, Some(Duration::from_millis(5)))
             .unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Timeout);
         assert!(released.load(Ordering::Acquire));
@@ -343,7 +337,7 @@ fn a_peer_that_goes_ends_a_run() {
             };
             let error = b
                 .thread
-                .run_blocking(&[], &program, buffers, 0, [0; 2], None)
+                .run_blocking(&[], &program, buffers, 0, 0, None)
                 .unwrap_err();
             assert_eq!(error.kind(), ErrorKind::PeerLost, "{link:?}");
         });
@@ -413,7 +407,7 @@ fn what_a_program_cannot_do_is_said_before_it_runs() {
     let program = all_reduce(&a);
     let run = |input: Slice, base| {
         let output = a.part(0, BYTES as usize);
-        a.thread.run(&program, 0, input, output, base, [0; 2])
+        a.thread.run(&program, 0, input, output, base, 0)
     };
     let full = a.part(0, BYTES as usize);
     assert_eq!(run(a.part(0, 3_999), 0).unwrap_err().kind(), out);
@@ -431,7 +425,7 @@ fn what_a_program_cannot_do_is_said_before_it_runs() {
     };
     let error = a
         .thread
-        .run_blocking(&[], &program, buffers, 0, [0; 2], None)
+        .run_blocking(&[], &program, buffers, 0, 0, None)
         .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     let mut buffer = values(1);
@@ -446,7 +440,7 @@ fn what_a_program_cannot_do_is_said_before_it_runs() {
     let helper = [Thread::new(&a.domain, Engine::Cpu, 3).unwrap()];
     let error = a
         .thread
-        .run_blocking(&helper, &two_threads, buffers, 0, [0; 2], None)
+        .run_blocking(&helper, &two_threads, buffers, 0, 0, None)
         .unwrap_err();
     assert_eq!(error.kind(), out);
     assert!(a.thread.poisoned().is_none() && a.thread.is_idle());
@@ -535,7 +529,7 @@ fn packets_on_two_os_threads_of_every_length() {
                         };
                         let which = (sequence % 3 == 0) as usize;
                         side.thread
-                            .run_blocking(&[], &programs[which], buffers, turn, [0; 2], None)
+                            .run_blocking(&[], &programs[which], buffers, turn, 0, None)
                             .unwrap();
                         let expected = match which {
                             0 => sum(seeds[0], seeds[1]),
@@ -566,7 +560,7 @@ fn a_packet_comes_in_parts_and_its_reader_goes_on_from_there() {
     };
     // In place: what is combined twice would show.
     b.thread
-        .run(&program, 0, slice.clone(), slice, turn, [0; 2])
+        .run(&program, 0, slice.clone(), slice, turn, 0)
         .unwrap();
     let theirs = values(9);
     for line in 0..3_usize {
@@ -584,7 +578,7 @@ fn a_packet_comes_in_parts_and_its_reader_goes_on_from_there() {
             .unwrap();
         // Without its flag, or with that of an older run, it is not there.
         b.thread.drive().unwrap();
-        a.set(0, &1_u64.to_ne_bytes());
+        a.set(0, &(1_u64 << 20).to_ne_bytes());
         a.thread
             .write(&a.channel, &a.far(offset as u64 + 56, 8), &a.part(0, 8))
             .unwrap();
@@ -592,6 +586,46 @@ fn a_packet_comes_in_parts_and_its_reader_goes_on_from_there() {
     }
     b.thread.synchronize(None).unwrap();
     assert!(b.get(8_000, bytes) == sum(5, 9)[..bytes]);
+}
+
+/// Two sides that run the same program for different calls: nothing but the fingerprint tells.
+#[test]
+fn a_peer_in_another_call_is_found_out_by_its_records_and_packets() {
+    for packets in [false, true] {
+        let [a, b] = pair(Link::Mapped, 24_000);
+        let program = |side: &Side| {
+            if packets {
+                all_reduce_in_packets(side, 40, false)
+            } else {
+                all_reduce(side)
+            }
+        };
+        let bytes = if packets { 160 } else { BYTES as usize };
+        let run = |side: &Side, sequence, fingerprint| {
+            let turn = Turn {
+                scratch_base: 0,
+                sequence,
+            };
+            let (input, output) = (side.part(8_000, bytes), side.part(14_000, bytes));
+            let program = program(side);
+            side.thread
+                .run(&program, 0, input, output, turn, fingerprint)
+        };
+        // Run by run, as long as both are in the same one.
+        for sequence in 1..=5 {
+            run(&a, sequence, 77 + sequence).unwrap();
+            run(&b, sequence, 77 + sequence).unwrap();
+            a.thread.synchronize(None).unwrap();
+            b.thread.synchronize(None).unwrap();
+        }
+        let begun = [run(&a, 6, 1234), run(&b, 6, 4321)];
+        for (side, begun) in [&a, &b].into_iter().zip(begun) {
+            let end = begun.and_then(|()| side.thread.synchronize(None));
+            let error = end.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
+            assert!(error.to_string().contains("fingerprint"), "{error}");
+        }
+    }
 }
 
 #[test]
@@ -605,7 +639,7 @@ fn what_an_older_run_left_is_no_packet() {
         };
         let slice = |offset| side.part(offset, 8);
         side.thread
-            .run(program, 0, slice(8_000), slice(12_000), turn, [0; 2])
+            .run(program, 0, slice(8_000), slice(12_000), turn, 0)
             .unwrap();
     };
     // Runs 1 and 3 use the same lines; what run 1 has left there is there to be mistaken.
@@ -696,7 +730,7 @@ fn what_packets_cannot_do_is_said_before_they_run() {
     let slice = a.part(0, 8);
     let error = a
         .thread
-        .run(&program, 0, slice.clone(), slice, 0, [0; 2])
+        .run(&program, 0, slice.clone(), slice, 0, 0)
         .unwrap_err();
     assert_eq!(error.kind(), wrong);
     assert!(error.to_string().contains("number of the run"), "{error}");

@@ -423,6 +423,7 @@ fn sum_with_peer(side: &Side, count: u64) -> Arc<Program> {
                 channel: side.channel.clone(),
                 scratch: Some(side.far(0, bytes)),
                 packets: None,
+                fingerprints: [0; 2],
             }],
             scratch: Some(side.part(0, bytes as usize)),
             input_bytes: bytes,
@@ -460,7 +461,7 @@ fn programs_run_on_workers_also_over_lent_memory() {
                                     output: &mut output,
                                 },
                                 0,
-                                [0; 2],
+                                0,
                                 None,
                             )
                             .unwrap();
@@ -497,7 +498,7 @@ fn lent_memory_comes_back_after_a_timeout_and_after_an_abort() {
             begun.store(true, Ordering::Release);
             let timeout = (!abort).then_some(Duration::from_millis(10));
             first
-                .run_blocking(&other, &program, buffers, 0, [0; 2], timeout)
+                .run_blocking(&other, &program, buffers, 0, 0, timeout)
                 .unwrap_err()
         });
         let kind = if abort {
