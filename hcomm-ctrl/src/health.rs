@@ -18,6 +18,7 @@ use hcomm_types::{Error, ErrorKind, Nanos, Rank, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
+use crate::calls::Calls;
 use crate::endpoint::{Facts, pid_namespace, this_process};
 use crate::group::Group;
 use crate::membership::lock;
@@ -35,6 +36,8 @@ pub(crate) struct Health {
     /// When the blocking call under way began, plus one; 0 if there is none.
     blocked_since: AtomicU64,
     closed: AtomicBool,
+    /// What this rank has called.
+    pub(crate) calls: Calls,
 }
 
 struct Watched {
@@ -60,6 +63,7 @@ impl Health {
             group,
             blocked_since: AtomicU64::new(0),
             closed: AtomicBool::new(false),
+            calls: Calls::new(),
         }
     }
 
@@ -149,11 +153,30 @@ impl Health {
                 }
             }
         }
-        if lost.is_empty() {
-            Ok(())
-        } else {
-            Err(self.loss(&lost))
+        if !lost.is_empty() {
+            return Err(self.loss(&lost));
         }
+        mesh.calls()
+            .filter_map(|(peer, call)| Some((peer, call?)))
+            .try_for_each(|(peer, call)| self.calls.compare(self.rank, peer, &call))
+    }
+
+    /// Tells the peers which call this rank waits in, if it has for long.
+    fn tell_call(&self) {
+        if let Some(call) = self.calls.to_tell(self.waiter.now())
+            && let Ok(mut mesh) = self.mesh.try_lock()
+        {
+            mesh.tell_call(&call);
+        }
+    }
+
+    /// Where the others are, in words; nothing if there is no collective.
+    fn arrivals(&self) -> String {
+        let others: Vec<_> = match self.mesh.try_lock() {
+            Ok(mesh) => mesh.calls().collect(),
+            Err(_) => Vec::new(),
+        };
+        self.calls.arrivals(&others)
     }
 
     fn loss(&self, lost: &[Rank]) -> Error {
@@ -202,6 +225,7 @@ impl Peers for Health {
             return Ok(());
         }
         self.news()?;
+        self.tell_call();
         self.would_deadlock()
     }
 
@@ -244,9 +268,22 @@ impl Peers for Health {
                 )
                 .hint("look at the output of that rank for the cause")
             }
-            ErrorKind::Timeout => error
-                .reword(|detail| format!("{}: {detail}", self.describe(peer)))
-                .hint("is that rank in the same operation? The limit is HCOMM_EXEC_TIMEOUT"),
+            ErrorKind::Timeout => {
+                let arrivals = self.arrivals();
+                let gap = if arrivals.is_empty() { "" } else { "; " };
+                error
+                    .reword(|detail| format!("{}: {detail}{gap}{arrivals}", self.describe(peer)))
+                    .hint("is that rank in the same operation? The limit is HCOMM_EXEC_TIMEOUT")
+            }
+            ErrorKind::Mismatch => {
+                let own = self.calls.latest().map_or_else(String::new, |call| {
+                    if let Ok(mut mesh) = self.mesh.try_lock() {
+                        mesh.tell_call(&call);
+                    }
+                    format!("; rank {} calls {}", self.rank, self.calls.describe(&call))
+                });
+                error.reword(|detail| format!("{}: {detail}{own}", self.describe(peer)))
+            }
             _ => error.reword(|detail| format!("{}: {detail}", self.describe(peer))),
         };
         error.blame_rank(peer)

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod bootstrap;
+mod calls;
 mod codec;
 mod cores;
 mod counters;
@@ -31,6 +32,7 @@ mod window;
 mod wire;
 
 pub use bootstrap::{Bootstrap, LIBRARY_VERSION, MAX_RANKS, Member, Roster, Step};
+pub use calls::Call;
 pub use counters::Counters;
 pub use frame::PROTOCOL_VERSION;
 pub use job_key::{JobKey, SessionId};

@@ -355,6 +355,31 @@ impl Membership {
         self.shared.give_up(error);
     }
 
+    /// Notes a collective call, with a number larger than all before.
+    #[doc(hidden)] // for the layer above
+    #[inline]
+    pub fn note_call(&self, number: u64, words: [u64; 3]) {
+        self.shared.health.calls.note(number, words);
+    }
+
+    /// How calls are put into words.
+    #[doc(hidden)] // for the layer above
+    pub fn describe_calls_by(&self, describe: fn([u64; 3]) -> String) {
+        self.shared.health.calls.describe_by(describe);
+    }
+
+    /// Completes the error of a collective in which ranks do not agree by what each of them calls.
+    /// Waits a short time for those that have not said so yet.
+    #[doc(hidden)] // for the layer above
+    #[must_use]
+    pub fn complete_mismatch(&self, error: Error) -> Error {
+        if error.kind() == ErrorKind::Mismatch {
+            self.shared.complete_mismatch(error)
+        } else {
+            error
+        }
+    }
+
     /// Waits until nothing is left on any thread of this communicator. `None` waits as long as the
     /// settings say.
     ///
@@ -558,6 +583,45 @@ impl Shared {
     fn give_up(&self, error: &Error) {
         self.domain.abort(error.clone());
         lock(&self.mesh).abort(error.kind(), error.culprits(), error.detail());
+    }
+
+    fn complete_mismatch(&self, error: Error) -> Error {
+        let calls = &self.health.calls;
+        let Some(mine) = calls.latest() else {
+            return error;
+        };
+        lock(&self.mesh).tell_call(&mine);
+        let until = Deadline::after(self.waiter.now(), NEWS);
+        let mut phase = Phase::default();
+        let theirs = loop {
+            let mut mesh = lock(&self.mesh);
+            let now = self.waiter.now();
+            let heard = mesh.poll(now);
+            let theirs: Vec<_> = mesh
+                .calls()
+                .map(|(peer, call)| (peer, call.filter(|call| call.number == mine.number)))
+                // Who has left says no more.
+                .filter(|(peer, call)| {
+                    call.is_some() || !matches!(mesh.state(*peer), LinkState::Closed)
+                })
+                .collect();
+            let all = theirs.iter().all(|(_, call)| call.is_some());
+            if all || heard.is_err() || until.passed(now) {
+                break theirs;
+            }
+            let mut interests = Vec::new();
+            mesh.interests(&mut interests);
+            self.waiter.pause(
+                &mut phase,
+                &mut Watch {
+                    until: until.earlier(mesh.next_wake()),
+                    interests: &interests,
+                    devices: &[],
+                    look: &mut || false,
+                },
+            );
+        };
+        calls.list(self.rank, &theirs, error)
     }
 
     /// Stays until every control link on its way is up and has carried what was said, at most for

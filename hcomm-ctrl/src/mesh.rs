@@ -16,8 +16,9 @@ use hcomm_transport::Interest;
 use hcomm_types::{Deadline, Error, ErrorKind, Nanos, Rank, Result};
 
 use crate::bootstrap::Roster;
+use crate::calls::Call;
 use crate::codec::{Malformed, Reader, Writer};
-use crate::dial::{Answer, Call, Dial, Problem, Target};
+use crate::dial::{self, Answer, Dial, Problem, Target};
 use crate::door::{Door, Event};
 use crate::endpoint::this_host;
 use crate::frame::{Body, Frame, FrameType};
@@ -34,6 +35,9 @@ const MAX_QUEUED_BYTES: usize = 4 * MAX_MESSAGE_BYTES;
 /// Mesh listeners are there before the roster is. When nobody listens for this long, that rank is
 /// gone.
 const NOBODY_PATIENCE: Duration = Duration::from_secs(1);
+/// Kind of the messages that say which collective a rank is in. They are kept apart: only the latest
+/// counts.
+const CALL: u16 = 0xca11;
 /// Longest text of an abort, in bytes.
 const MAX_ABORT_TEXT: usize = 16 << 10;
 
@@ -162,6 +166,8 @@ struct Link {
     early: Vec<Vec<u8>>,
     received: VecDeque<(u16, Vec<u8>)>,
     received_bytes: usize,
+    /// The call that the other side said it is in.
+    call: Option<Call>,
     /// Whether it carries the news that we give up.
     told: bool,
 }
@@ -227,7 +233,7 @@ impl Mesh {
             return Ok(());
         }
         let connection = if self.rank < peer {
-            let call = Call {
+            let call = dial::Call {
                 target: Target::Fixed(self.addresses[peer.index()].clone()),
                 base: *self.key.as_bytes(),
                 session: Some(self.session),
@@ -346,6 +352,26 @@ impl Mesh {
             .received
             .front()
             .map(|&(kind, _)| kind)
+    }
+
+    /// Tells all peers with a link which call this rank is in.
+    pub fn tell_call(&mut self, call: &Call) {
+        let mut writer = Writer::new();
+        writer.u16(CALL).raw(&call.encode());
+        let message: Body = writer.into_bytes().into();
+        for link in self.links.values_mut() {
+            // Also who has given up wants to know.
+            if let Connection::Open(wire) = &mut link.connection {
+                wire.send(FrameType::Message, message.clone());
+                // An error shows up again when the link is looked at.
+                let _ = wire.flush();
+            }
+        }
+    }
+
+    /// The call that each linked peer said last that it is in.
+    pub fn calls(&self) -> impl Iterator<Item = (Rank, Option<Call>)> {
+        self.links.iter().map(|(peer, link)| (*peer, link.call))
     }
 
     /// The peers to which there is a link, whatever its state.
@@ -503,6 +529,7 @@ impl Link {
             early: Vec::new(),
             received: VecDeque::new(),
             received_bytes: 0,
+            call: None,
             told: false,
         }
     }
@@ -601,6 +628,10 @@ impl Link {
                 FrameType::Message => {
                     let mut reader = Reader::new(&frame.body);
                     let kind = reader.u16("message")?;
+                    if kind == CALL {
+                        self.call = Some(Call::decode(&frame.body[2..])?);
+                        continue;
+                    }
                     let body = frame.body[2..].to_vec();
                     self.received_bytes += body.len();
                     self.received.push_back((kind, body));

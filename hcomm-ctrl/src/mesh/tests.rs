@@ -264,7 +264,7 @@ fn strangers_and_other_sessions_do_not_get_in() {
         (JobKey::public(), Some(SessionId([8; 16])), Purpose::Mesh),
         (JobKey::public(), None, Purpose::Bootstrap),
     ] {
-        let call = Call {
+        let call = dial::Call {
             target: Target::Fixed(vec![at]),
             base: *key.as_bytes(),
             session,
