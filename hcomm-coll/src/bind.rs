@@ -7,6 +7,7 @@ use hcomm_ctrl::{Membership, Notifies};
 use hcomm_data::{At, Op, PacketLines, Program, ProgramLink, ProgramParts, RemoteSlice, SlotKind};
 use hcomm_types::{Error, ErrorKind, Rank, Result};
 
+use crate::fingerprint;
 use crate::plan::{Buffer, Loc, Operation, RankPlan, Shape, Task};
 
 /// Binds what `membership`'s rank has to do. Channels to all peers of the plan must be there.
@@ -22,6 +23,7 @@ pub(crate) fn bind(plan: &RankPlan, shape: &Shape, membership: &Membership) -> R
     };
     let mut binder = Binder {
         membership,
+        shape,
         notifies,
         has_packets: plan.has_packets(),
         links: Vec::new(),
@@ -59,6 +61,7 @@ pub(crate) fn peers(plan: &RankPlan) -> Vec<Rank> {
 
 struct Binder<'a> {
     membership: &'a Membership,
+    shape: &'a Shape,
     notifies: Notifies,
     has_packets: bool,
     links: Vec<ProgramLink>,
@@ -213,6 +216,7 @@ impl Binder<'_> {
             channel: link.channel,
             scratch: Some(link.buffer),
             packets,
+            fingerprints: fingerprint::between(self.shape, self.membership.rank(), peer),
         });
         self.numbers.insert(peer, number);
         Ok(number)

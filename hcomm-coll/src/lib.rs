@@ -38,6 +38,7 @@
 pub mod algorithms;
 mod bind;
 mod communicator;
+mod fingerprint;
 pub mod plan;
 mod planner;
 pub mod verify;

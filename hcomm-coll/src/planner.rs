@@ -10,6 +10,7 @@ use rustc_hash::FxHashMap;
 
 use crate::algorithms::{self, Algorithm, Params};
 use crate::bind;
+use crate::fingerprint;
 use crate::plan::{Operation, RankPlan, Shape, Task};
 use crate::verify::{self, Proof};
 
@@ -42,6 +43,8 @@ const VERIFIED_TASKS: usize = 20_000;
 #[derive(Debug)]
 pub(crate) struct Bound {
     pub(crate) program: Arc<Program>,
+    /// What the flight recorder keeps of the call.
+    pub(crate) words: [u64; 3],
     /// Whether it uses one of the two halves.
     pub(crate) takes_half: bool,
     /// Whether this rank has nothing to do.
@@ -266,6 +269,7 @@ impl Planner {
         let takes_half = !point_to_point && plan.task_count() > 0;
         Ok(Bound {
             program: Arc::new(bind::bind(&plan, shape, membership)?),
+            words: fingerprint::words(shape, algorithm.name(), &params),
             takes_half,
             is_empty: plan.threads.iter().all(Vec::is_empty),
         })

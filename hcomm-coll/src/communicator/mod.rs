@@ -12,6 +12,7 @@ use hcomm_data::{Buffers, Engine, MessageLink, Slice, Thread, Turn};
 use hcomm_types::{DataType, Error, ErrorKind, Rank, ReduceOp, Result};
 
 use crate::algorithms::{Handshake, Params};
+use crate::fingerprint;
 use crate::plan::{Buffer, Count, Operation, Shape};
 use crate::planner::{Bound, Planner};
 
@@ -66,6 +67,7 @@ impl Communicator {
     /// Those of [`Membership::thread`].
     pub fn new(membership: Membership) -> Result<Self> {
         let main = membership.thread(1)?;
+        membership.describe_calls_by(fingerprint::describe);
         let messages = (0..membership.size()).map(|_| OnceCell::new()).collect();
         Ok(Self {
             messages,
@@ -113,7 +115,7 @@ impl Communicator {
         mut buffers: Buffers<'_>,
     ) -> Result<()> {
         self.run_blocking(shape, &mut buffers)
-            .map_err(|error| self.tell(call, error))
+            .map_err(|error| self.tell_of(call, shape, error))
     }
 
     /// Takes the algorithm of this name for every operation that it can plan from now on; `None`
@@ -226,7 +228,12 @@ impl Communicator {
 
     #[inline]
     fn run_bound(&self, shape: &Shape, bound: &Bound, buffers: &mut Buffers<'_>) -> Result<()> {
-        let Some((turn, workers)) = self.begin(shape, bound, &self.main)? else {
+        let Some(Begun {
+            turn,
+            fingerprint,
+            workers,
+        }) = self.begin(shape, bound, &self.main)?
+        else {
             return Ok(());
         };
         self.membership.used_here();
@@ -236,7 +243,7 @@ impl Communicator {
             &bound.program,
             buffers,
             turn,
-            [0; 2],
+            fingerprint,
             None,
             blocking,
         )
@@ -289,31 +296,42 @@ impl Communicator {
                 };
             }
             let bound = self.planner.borrow_mut().program(shape, &self.membership)?;
-            let Some((turn, workers)) = self.begin(shape, &bound, thread)? else {
+            let Some(Begun {
+                turn,
+                fingerprint,
+                workers,
+            }) = self.begin(shape, &bound, thread)?
+            else {
                 return Ok(());
             };
-            thread.run_team(&workers, &bound.program, input, output, turn, [0; 2])
+            thread.run_team(&workers, &bound.program, input, output, turn, fingerprint)
         };
         put().map_err(|error| self.tell(call, error))
     }
 
-    /// What an operation needs to run on a thread, after those before it: its turn, and threads for
-    /// all parts of the program but the first. `None` if this rank has nothing to do. From here on
-    /// all ranks count it.
+    /// What an operation needs to run on a thread, after those before it; `None` if this rank has
+    /// nothing to do. From here on all ranks count it.
     #[inline]
-    fn begin(
-        &self,
-        shape: &Shape,
-        bound: &Bound,
-        thread: &Thread,
-    ) -> Result<Option<(Turn, Vec<Thread>)>> {
+    fn begin(&self, shape: &Shape, bound: &Bound, thread: &Thread) -> Result<Option<Begun>> {
         if bound.is_empty {
             return Ok(None);
         }
         self.follow(thread)?;
         let parts = bound.program.threads.len();
         let workers = self.workers(thread.engine(), parts.saturating_sub(1))?;
-        Ok(Some((self.turn(shape, bound.takes_half), workers)))
+        let turn = self.turn(shape, bound.takes_half);
+        let fingerprint = if bound.takes_half {
+            self.membership.note_call(turn.sequence, bound.words);
+            fingerprint::of_run(bound.words[2], turn.sequence)
+        } else {
+            // A message says itself what it is.
+            0
+        };
+        Ok(Some(Begun {
+            turn,
+            fingerprint,
+            workers,
+        }))
     }
 
     /// Collectives follow each other in call order. On one thread that is so by itself. One that is
@@ -406,6 +424,16 @@ impl Communicator {
         Ok(())
     }
 
+    /// [`tell`](Self::tell) of an operation that may be another one on other ranks.
+    #[cold]
+    fn tell_of(&self, call: &'static str, shape: &Shape, error: Error) -> Error {
+        let error = self.tell(call, error);
+        match shape.operation {
+            Operation::SendRecv { .. } => error,
+            _ => self.membership.complete_mismatch(error),
+        }
+    }
+
     /// Completes an error, and tells the peers if it concerns them. What was refused before
     /// anything began does not.
     fn tell(&self, call: &'static str, error: Error) -> Error {
@@ -419,6 +447,15 @@ impl Communicator {
         }
         error
     }
+}
+
+/// An operation about to run.
+struct Begun {
+    turn: Turn,
+    /// Zero where nobody looks.
+    fingerprint: u64,
+    /// Threads for all parts of the program but the first.
+    workers: Vec<Thread>,
 }
 
 /// Elements as [`Communicator::shape`] takes them: a number, or a [`Count`].

@@ -91,6 +91,19 @@ impl Count {
         }
     }
 
+    /// All numbers together, as far as they are known.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        let sum = |counts: &[u64]| counts.iter().fold(0u64, |sum, n| sum.saturating_add(*n));
+        match self {
+            Self::Even(count) => *count,
+            Self::Ranks(counts) | Self::Pairs(counts) => sum(counts),
+            Self::Own {
+                sends, receives, ..
+            } => sum(sends).saturating_add(sum(receives)),
+        }
+    }
+
     /// Whether all numbers are known, so that the plan of every rank can be made.
     #[must_use]
     pub const fn is_complete(&self) -> bool {

@@ -18,6 +18,7 @@ mod delay;
 mod job;
 mod leaks;
 mod messages;
+mod mismatch;
 mod mixture;
 mod primitives;
 mod programs;
