@@ -118,7 +118,7 @@ def hcomm_collectives(ranks):
     jobs = {}
     for key, operation in (("allreduce", "all_reduce"), ("allreduce_ip", "all_reduce"),
                            ("allgather", "all_gather"), ("reduce_scatter", "reduce_scatter"),
-                           ("bcast", "broadcast"), ("barrier", "barrier")):
+                           ("alltoall", "all_to_all"), ("bcast", "broadcast"), ("barrier", "barrier")):
         options = ["--in-place"] if key == "allreduce_ip" else []
         for size in (4,) if key == "barrier" else COLLECTIVE:
             jobs["hcomm/user", key, size] = hcomm(key, ranks, size, operation, *options)
@@ -275,7 +275,7 @@ def oneccl(ranks, arguments):
 def collectives(ranks):
     jobs = {}
     for name, keys in (("allreduce", "allreduce,allreduce_ip"),
-                       ("others", "allgather,reduce_scatter,bcast")):
+                       ("others", "allgather,reduce_scatter,alltoall,bcast")):
         for peer in (*MPIS, "mpich5-noyield") if ranks == 2 else MPIS:
             modes = keys + (",barrier" if name == "others" else "")
             numbers = COLLECTIVE
