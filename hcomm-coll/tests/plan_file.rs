@@ -7,9 +7,10 @@
 
 use hcomm_coll::algorithms::{Params, algorithms};
 use hcomm_coll::plan::{Operation, Plan, Shape};
-use hcomm_coll::verify::{verify, verify_all};
+use hcomm_coll::verify::{Finding, verify, verify_all};
 use hcomm_types::{DataType, Rank, ReduceOp};
 use proptest::prelude::*;
+use serde_json::Value;
 
 fn plans() -> Vec<Plan> {
     let params = Params {
@@ -60,7 +61,7 @@ fn the_file_looks_like_this() {
         .into_iter()
         .find(|plan| plan.shape.operation == Operation::Barrier)
         .unwrap();
-    let file: serde_json::Value = serde_json::to_value(&plan).unwrap();
+    let file: Value = serde_json::to_value(&plan).unwrap();
     assert_eq!(
         file["shape"],
         serde_json::json!({
@@ -122,6 +123,81 @@ fn some_number() -> impl Strategy<Value = u64> {
     ]
 }
 
+/// Changes bytes: another one, one more, one less, or a piece of the file once more.
+fn damage(text: &str, changes: &[(usize, u8, u8)]) -> String {
+    let mut bytes = text.as_bytes().to_vec();
+    for (place, how, value) in changes {
+        let at = place % bytes.len().max(1);
+        match how % 4 {
+            0 if at < bytes.len() => bytes[at] = *value,
+            1 => bytes.insert(at, *value),
+            2 if at < bytes.len() => drop(bytes.remove(at)),
+            _ => {
+                let piece = bytes[at..bytes.len().min(at + usize::from(*value))].to_vec();
+                bytes.splice(at..at, piece);
+            }
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+fn some_json() -> impl Strategy<Value = Value> {
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        some_number().prop_map(Value::from),
+        any::<i64>().prop_map(Value::from),
+        any::<f64>().prop_map(Value::from),
+        "[a-z_]{0,8}".prop_map(Value::from),
+    ];
+    leaf.prop_recursive(3, 12, 4, |inner| {
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+            prop::collection::vec(("[a-z_]{0,8}", inner), 0..4)
+                .prop_map(|fields| Value::Object(fields.into_iter().collect())),
+        ]
+    })
+}
+
+/// The values inside, the whole one first.
+fn count_values(value: &Value) -> usize {
+    1 + match value {
+        Value::Array(items) => items.iter().map(count_values).sum(),
+        Value::Object(fields) => fields.values().map(count_values).sum(),
+        _ => 0,
+    }
+}
+
+/// The value of this number among them.
+fn nth_value<'v>(value: &'v mut Value, number: &mut usize) -> Option<&'v mut Value> {
+    if *number == 0 {
+        return Some(value);
+    }
+    *number -= 1;
+    match value {
+        Value::Array(items) => items.iter_mut().find_map(|item| nth_value(item, number)),
+        Value::Object(fields) => fields
+            .values_mut()
+            .find_map(|field| nth_value(field, number)),
+        _ => None,
+    }
+}
+
+/// Reads a text and, if it is a plan, verifies it; whatever is wrong is said in words.
+fn look_at(text: &str) -> Result<(), TestCaseError> {
+    match Plan::from_json(text) {
+        Err(error) => prop_assert!(error.detail().contains("line "), "{error}"),
+        Ok(plan) => {
+            if let Err(findings) = verify_all(&plan) {
+                prop_assert!(!findings.is_empty());
+                let say = |finding: &Finding| !finding.to_string().is_empty();
+                prop_assert!(findings.iter().all(say));
+            }
+        }
+    }
+    Ok(())
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
@@ -143,5 +219,34 @@ proptest! {
                 prop_assert!(!findings.is_empty());
                 prop_assert!(findings.iter().all(|finding| !finding.to_string().is_empty()));
         }
+    }
+
+    #[test]
+    fn damaged_bytes_never_panic(
+        which in 0..64usize,
+        changes in prop::collection::vec(any::<(usize, u8, u8)>(), 1..4),
+    ) {
+        let plans = plans();
+        let text = serde_json::to_string(&plans[which % plans.len()]).unwrap();
+        look_at(&damage(&text, &changes))?;
+    }
+
+    #[test]
+    fn other_values_never_panic(
+        which in 0..64usize,
+        changes in prop::collection::vec((any::<usize>(), some_json()), 1..3),
+    ) {
+        let plans = plans();
+        let mut file = serde_json::to_value(&plans[which % plans.len()]).unwrap();
+        for (place, value) in changes {
+            let mut number = place % count_values(&file);
+            *nth_value(&mut file, &mut number).unwrap() = value;
+        }
+        look_at(&file.to_string())?;
+    }
+
+    #[test]
+    fn any_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        look_at(&String::from_utf8_lossy(&bytes))?;
     }
 }

@@ -3,7 +3,7 @@
 //! A [`Plan`] holds one [`RankPlan`] a rank. A rank has **threads**, lists of [`Task`]s that run
 //! in order; threads run beside each other. Memory is named by [`Loc`]: a [`Buffer`] and an
 //! offset, never an address, so one plan serves any memory of the right size, and it can be
-//! written to a file, looked at, verified, simulated and run.
+//! written to a [file](mod@file), looked at, verified, simulated and run.
 //!
 //! # What tasks promise each other
 //!
@@ -49,6 +49,7 @@
 //! themselves.
 
 mod count;
+pub mod file;
 mod shape;
 mod task;
 
