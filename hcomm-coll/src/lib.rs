@@ -44,3 +44,4 @@ mod planner;
 pub mod verify;
 
 pub use communicator::{Communicator, Elements};
+pub use planner::{SLICE_BYTES, rule};

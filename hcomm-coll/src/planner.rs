@@ -18,8 +18,8 @@ use crate::verify::{self, Proof};
 /// new sizes do not grow without end.
 const KEPT: usize = 128;
 
-/// Bytes on the way at once, so that they stay in a core's cache.
-const SLICE_BYTES: u64 = 512 << 10;
+/// [`Params::slice_bytes`] of communicators: so many bytes stay in a core's cache.
+pub const SLICE_BYTES: u64 = 512 << 10;
 
 /// Up to here (input bytes times ranks) one step with more bytes beats two steps with fewer.
 /// To be replaced by the cost model.
@@ -299,8 +299,10 @@ fn most_records(plan: &RankPlan) -> u64 {
     records.into_values().max().unwrap_or(0)
 }
 
-/// The size rule.
-fn rule(shape: &Shape, params: &Params, packets: bool) -> &'static str {
+/// Name of the algorithm that communicators take for a shape when nobody asks for another one.
+/// `packets` says whether all ranks map each other's memory, so that they can send packets.
+#[must_use]
+pub fn rule(shape: &Shape, params: &Params, packets: bool) -> &'static str {
     let ranks = u64::from(shape.ranks);
     let total = shape.count_bytes().saturating_mul(ranks);
     let most = if shape.operation.reduces() {

@@ -27,6 +27,10 @@ impl Algorithm for BinaryTree {
         "binary_tree"
     }
 
+    fn summary(&self) -> &'static str {
+        "up or down a tree of two children, in slices that follow each other"
+    }
+
     fn supports(&self, shape: &Shape) -> bool {
         matches!(
             shape.operation,

@@ -36,6 +36,10 @@ impl Algorithm for Bruck {
         "bruck"
     }
 
+    fn summary(&self) -> &'static str {
+        "every rank sends at doubling distance; for small sizes on any number of ranks"
+    }
+
     fn supports(&self, shape: &Shape) -> bool {
         match shape.operation {
             Operation::AllGather | Operation::Barrier => true,

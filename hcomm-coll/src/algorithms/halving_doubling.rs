@@ -30,6 +30,10 @@ impl Algorithm for HalvingDoubling {
         "halving_doubling"
     }
 
+    fn summary(&self) -> &'static str {
+        "partners exchange halves of halves; few steps and few bytes, best on a power of two"
+    }
+
     fn supports(&self, shape: &Shape) -> bool {
         matches!(
             shape.operation,

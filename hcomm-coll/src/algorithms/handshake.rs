@@ -29,6 +29,10 @@ impl Algorithm for Handshake {
         Self::NAME
     }
 
+    fn summary(&self) -> &'static str {
+        "request, grant, data; to compare with"
+    }
+
     fn is_for_messages(&self) -> bool {
         true
     }

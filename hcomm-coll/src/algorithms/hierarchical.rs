@@ -46,6 +46,10 @@ impl Algorithm for Hierarchical {
         "hierarchical"
     }
 
+    fn summary(&self) -> &'static str {
+        "within groups of ranks, across them, within again; for slow links between hosts"
+    }
+
     fn supports(&self, shape: &Shape) -> bool {
         matches!(
             shape.operation,

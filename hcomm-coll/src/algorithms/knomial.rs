@@ -34,6 +34,10 @@ impl Algorithm for Knomial {
         "knomial"
     }
 
+    fn summary(&self) -> &'static str {
+        "a tree of radix 4; for small sizes on many ranks"
+    }
+
     fn supports(&self, shape: &Shape) -> bool {
         matches!(
             shape.operation,

@@ -30,6 +30,10 @@ impl Algorithm for MeshOneShot {
         "mesh_one_shot"
     }
 
+    fn summary(&self) -> &'static str {
+        "every rank writes to every other, one step; for small sizes"
+    }
+
     fn supports(&self, shape: &Shape) -> bool {
         match shape.operation {
             Operation::SendRecv { .. } => false,

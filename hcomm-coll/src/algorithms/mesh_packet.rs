@@ -23,6 +23,10 @@ impl Algorithm for MeshPacket {
         "mesh_packet"
     }
 
+    fn summary(&self) -> &'static str {
+        "as mesh_one_shot, in packets; for the smallest sizes where ranks map each other's memory"
+    }
+
     fn supports(&self, shape: &Shape) -> bool {
         let known_to_all = shape.count.is_even() || shape.operation != Operation::AllToAll;
         !matches!(shape.operation, Operation::SendRecv { .. })

@@ -39,6 +39,10 @@ impl Algorithm for MeshTwoShot {
         "mesh_two_shot"
     }
 
+    fn summary(&self) -> &'static str {
+        "ranks read each other's slices; for large sizes where ranks map each other's memory"
+    }
+
     fn supports(&self, shape: &Shape) -> bool {
         match shape.operation {
             Operation::SendRecv { .. } | Operation::Barrier => false,

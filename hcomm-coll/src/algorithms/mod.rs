@@ -103,6 +103,11 @@ pub trait Algorithm: Send + Sync {
     /// Its name in plans, tables and on the command line.
     fn name(&self) -> &'static str;
 
+    /// What it does and what it is for, in a line.
+    fn summary(&self) -> &'static str {
+        ""
+    }
+
     /// Whether it can plan this.
     fn supports(&self, shape: &Shape) -> bool;
 

@@ -20,6 +20,10 @@ impl Algorithm for Naive {
         "naive"
     }
 
+    fn summary(&self) -> &'static str {
+        "one rank does everything; to compare with"
+    }
+
     fn supports(&self, shape: &Shape) -> bool {
         matches!(
             shape.operation,

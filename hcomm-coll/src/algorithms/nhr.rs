@@ -34,6 +34,10 @@ impl Algorithm for Nhr {
         "nhr"
     }
 
+    fn summary(&self) -> &'static str {
+        "every rank sends one way at growing distance; few steps and few bytes on any number of ranks"
+    }
+
     fn supports(&self, shape: &Shape) -> bool {
         matches!(
             shape.operation,

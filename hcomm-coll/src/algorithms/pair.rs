@@ -24,6 +24,10 @@ impl Algorithm for Pair {
         "pair"
     }
 
+    fn summary(&self) -> &'static str {
+        "two slots at the receiver, with credits"
+    }
+
     fn is_for_messages(&self) -> bool {
         true
     }

@@ -31,6 +31,10 @@ impl Algorithm for Pairwise {
         "pairwise"
     }
 
+    fn summary(&self) -> &'static str {
+        "in each step one rank to send to and one to receive from; also where counts differ"
+    }
+
     fn supports(&self, shape: &Shape) -> bool {
         shape.operation == Operation::AllToAll
     }

@@ -31,6 +31,10 @@ impl Algorithm for RecursiveDoubling {
         "recursive_doubling"
     }
 
+    fn summary(&self) -> &'static str {
+        "ranks at growing distance exchange all they have; for small sizes on many ranks"
+    }
+
     fn supports(&self, shape: &Shape) -> bool {
         matches!(
             shape.operation,

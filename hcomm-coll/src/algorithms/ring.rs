@@ -35,6 +35,10 @@ impl Algorithm for Ring {
         "ring"
     }
 
+    fn summary(&self) -> &'static str {
+        "every rank writes to the next one only; few bytes a link, for large sizes"
+    }
+
     fn supports(&self, shape: &Shape) -> bool {
         matches!(
             shape.operation,

@@ -30,6 +30,10 @@ impl Algorithm for RingBidirectional {
         "ring_bidirectional"
     }
 
+    fn summary(&self) -> &'static str {
+        "half of everything goes each way round a ring; for large sizes"
+    }
+
     fn supports(&self, shape: &Shape) -> bool {
         matches!(
             shape.operation,

@@ -33,6 +33,10 @@ impl Algorithm for ScatterAllGather {
         "scatter_all_gather"
     }
 
+    fn summary(&self) -> &'static str {
+        "parts go to all ranks, which pass them on along a ring; for large sizes"
+    }
+
     fn supports(&self, shape: &Shape) -> bool {
         matches!(shape.operation, Operation::Broadcast { .. })
     }
