@@ -7,6 +7,7 @@ mod launch;
 mod output;
 mod pair;
 mod perf;
+mod plan;
 mod run;
 mod sizes;
 mod topo;
@@ -31,6 +32,8 @@ struct Cli {
 enum Command {
     /// Measure a collective or a primitive, and check its results
     Perf(perf::PerfArgs),
+    /// List algorithms, show plans, prove that a plan is right
+    Plan(plan::PlanArgs),
     /// Start N processes of a program on this host as ranks
     Run(run::RunArgs),
     /// Show the rank graph: discovered, or loaded from a file
@@ -80,6 +83,7 @@ fn main() -> ExitCode {
 fn dispatch(command: Command) -> Result<u8> {
     match command {
         Command::Perf(args) => perf::perf(&args),
+        Command::Plan(args) => plan::plan(&args),
         Command::Run(args) => run::run(args),
         Command::Topo(args) => topo::topo(&args),
         Command::Transports(args) => transports::transports(&args),

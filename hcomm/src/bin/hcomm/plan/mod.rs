@@ -1,0 +1,173 @@
+//! `hcomm plan`: algorithms and their plans, without running anything.
+
+mod list;
+mod read;
+mod show;
+mod verify;
+
+use std::sync::Arc;
+
+use clap::{Args, Subcommand, ValueEnum};
+use hcomm::{DEFAULT_BUFFER_BYTES, Layout};
+use hcomm_coll::SLICE_BYTES;
+use hcomm_coll::algorithms::Params;
+use hcomm_coll::plan::{Operation, Shape};
+use hcomm_types::{DataType, Error, ErrorKind, Rank, ReduceOp, Result};
+
+use crate::sizes::parse_bytes;
+
+/// Lists algorithms, shows plans, and proves that a plan in a file is right.
+#[derive(Debug, Args)]
+pub(crate) struct PlanArgs {
+    #[command(subcommand)]
+    command: PlanCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum PlanCommand {
+    /// The algorithms; for an operation which can plan it and which one the rule takes
+    List(list::ListArgs),
+    /// The plan of all ranks for an operation, as text or as a plan file
+    Show(show::ShowArgs),
+    /// Prove that the plan in a file is right, or say everything that is wrong with it
+    Verify(verify::VerifyArgs),
+}
+
+/// Lists, shows or verifies.
+///
+/// # Errors
+/// If there is no plan, or files cannot be read or written.
+pub(crate) fn plan(args: &PlanArgs) -> Result<u8> {
+    match &args.command {
+        PlanCommand::List(args) => list::list(args),
+        PlanCommand::Show(args) => show::show(args),
+        PlanCommand::Verify(args) => verify::verify(args),
+    }
+}
+
+/// What is to be planned, but for the operation.
+#[derive(Debug, Args)]
+struct ShapeArgs {
+    /// Ranks
+    #[arg(short = 'p', long = "ranks", default_value_t = 2,
+          value_parser = clap::value_parser!(u32).range(1..=4096))]
+    ranks: u32,
+    /// Size of the larger buffer, with K, M or G (1024), as in `hcomm perf`
+    #[arg(short = 'b', long = "bytes", default_value = "1M", value_parser = parse_bytes)]
+    bytes: u64,
+    /// Data type
+    #[arg(short = 'd', long = "dtype", default_value = "fp32")]
+    dtype: DataType,
+    /// Reduce operation
+    #[arg(short = 'o', long = "redop", default_value = "sum")]
+    redop: ReduceOp,
+    /// Root of rooted operations
+    #[arg(short = 'r', long = "root", default_value_t = 0)]
+    root: u32,
+    /// Input and output in one buffer (a broadcast always has one)
+    #[arg(long)]
+    in_place: bool,
+    /// Scratch memory of each rank for one operation [default: that of a communicator with a
+    /// buffer of 16M]
+    #[arg(long, value_parser = parse_bytes)]
+    scratch: Option<u64>,
+}
+
+impl ShapeArgs {
+    /// The shape of an operation.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if it makes no sense.
+    fn shape(&self, op: PlanOp) -> Result<Shape> {
+        let unit = self.dtype.size() as u64 * op.parts(self.ranks);
+        let count = match (op, self.bytes) {
+            (PlanOp::Barrier, _) | (_, 0) => 0,
+            (_, bytes) => (bytes / unit).max(1),
+        };
+        let shape = Shape {
+            operation: op.operation(Rank(self.root)),
+            ranks: self.ranks,
+            count: count.into(),
+            dtype: self.dtype,
+            redop: self.redop,
+            in_place: self.in_place || op == PlanOp::Broadcast,
+        };
+        shape
+            .validate()
+            .map_err(|error| Error::new(ErrorKind::InvalidArgument, error.to_string()))?;
+        Ok(shape)
+    }
+
+    /// What an algorithm may use for it.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if a communicator's usual buffer is too small for so many ranks.
+    fn params(&self, op: PlanOp, slice: Option<u64>, groups: &[u32]) -> Result<Params> {
+        let scratch_bytes = match self.scratch {
+            Some(bytes) => bytes,
+            None => {
+                let layout = Layout::new(self.ranks, DEFAULT_BUFFER_BYTES)
+                    .map_err(|error| error.hint("say how much there is: --scratch 16M"))?;
+                if op == PlanOp::SendRecv {
+                    layout.inbox_bytes()
+                } else {
+                    layout.half_bytes()
+                }
+            }
+        };
+        Ok(Params {
+            scratch_bytes,
+            slice_bytes: slice.unwrap_or(SLICE_BYTES),
+            groups: (!groups.is_empty()).then(|| Arc::from(groups)),
+        })
+    }
+}
+
+/// What can be planned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+enum PlanOp {
+    AllReduce,
+    Reduce,
+    AllGather,
+    ReduceScatter,
+    Broadcast,
+    Scatter,
+    Gather,
+    AllToAll,
+    Barrier,
+    /// From rank 0 to rank 1
+    SendRecv,
+}
+
+impl PlanOp {
+    const fn operation(self, root: Rank) -> Operation {
+        match self {
+            Self::AllReduce => Operation::AllReduce,
+            Self::Reduce => Operation::Reduce { root },
+            Self::AllGather => Operation::AllGather,
+            Self::ReduceScatter => Operation::ReduceScatter,
+            Self::Broadcast => Operation::Broadcast { root },
+            Self::Scatter => Operation::Scatter { root },
+            Self::Gather => Operation::Gather { root },
+            Self::AllToAll => Operation::AllToAll,
+            Self::Barrier => Operation::Barrier,
+            Self::SendRecv => Operation::SendRecv {
+                from: Rank(0),
+                to: Rank(1),
+            },
+        }
+    }
+
+    /// Ranks that share the bytes of a size.
+    const fn parts(self, ranks: u32) -> u64 {
+        match self {
+            Self::AllGather
+            | Self::ReduceScatter
+            | Self::Scatter
+            | Self::Gather
+            | Self::AllToAll => ranks as u64,
+            _ => 1,
+        }
+    }
+}
