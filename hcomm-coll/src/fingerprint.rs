@@ -74,6 +74,23 @@ pub(crate) fn words(shape: &Shape, algorithm: &str, params: &Params) -> [u64; 3]
     ]
 }
 
+/// [`words`] of a call with a plan of the user's: the fingerprint is that of the plan's file.
+pub(crate) fn words_of_plan(shape: &Shape, file: &[u8]) -> [u64; 3] {
+    let none = Params {
+        scratch_bytes: 0,
+        slice_bytes: 0,
+        groups: None,
+    };
+    let [what, count, _] = words(shape, "", &none);
+    let mut print = Print(0);
+    for piece in file.chunks(8) {
+        let mut bytes = [0; 8];
+        bytes[..piece.len()].copy_from_slice(piece);
+        print.add(u64::from_le_bytes(bytes));
+    }
+    [what, count, print.0]
+}
+
 /// What [`words`] say, in words.
 pub(crate) fn describe([what, count, _]: [u64; 3]) -> String {
     let root = Rank((what >> 32) as u32);

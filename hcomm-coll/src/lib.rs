@@ -39,6 +39,7 @@ pub mod algorithms;
 mod bind;
 mod communicator;
 mod fingerprint;
+mod given;
 pub mod plan;
 mod planner;
 pub mod verify;

@@ -11,6 +11,7 @@ use rustc_hash::FxHashMap;
 use crate::algorithms::{self, Algorithm, Params};
 use crate::bind;
 use crate::fingerprint;
+use crate::given::Given;
 use crate::plan::{Operation, RankPlan, Shape, Task};
 use crate::verify::{self, Proof};
 
@@ -77,9 +78,22 @@ pub(crate) struct Planner {
     uses: u64,
     /// The user's choice, for operations that it can plan.
     forced: Option<&'static str>,
+    /// The user's plan, for its shape.
+    given: Option<Given>,
 }
 
 impl Planner {
+    /// Takes this plan for its shape; `None` plans it as all others.
+    pub(crate) fn give(&mut self, given: Option<Given>) {
+        self.latest = None;
+        self.given = given;
+    }
+
+    /// The user's plan for a shape.
+    pub(crate) fn given(&self, shape: &Shape) -> Option<&Given> {
+        self.given.as_ref().filter(|given| given.shape == *shape)
+    }
+
     /// Takes the algorithm of this name wherever it can plan the operation; `None` lets the rule
     /// choose again.
     pub(crate) fn force(&mut self, name: Option<&str>) -> Result<()> {
@@ -168,6 +182,9 @@ impl Planner {
     }
 
     fn kept(&mut self, shape: &Shape, membership: &Membership) -> Result<Arc<Bound>> {
+        if let Some(given) = self.given(shape) {
+            return Ok(Arc::clone(&given.bound));
+        }
         self.uses += 1;
         let key = (shape.clone(), self.forced);
         if let Some(kept) = self.bound.get_mut(&key) {

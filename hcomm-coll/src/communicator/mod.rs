@@ -13,7 +13,8 @@ use hcomm_types::{DataType, Error, ErrorKind, Rank, ReduceOp, Result};
 
 use crate::algorithms::{Handshake, Params};
 use crate::fingerprint;
-use crate::plan::{Buffer, Count, Operation, Shape};
+use crate::given::Given;
+use crate::plan::{Buffer, Count, Operation, Plan, Shape};
 use crate::planner::{Bound, Planner};
 
 /// A rank's handle of a communicator.
@@ -131,22 +132,49 @@ impl Communicator {
         Ok(())
     }
 
-    /// Name of the algorithm that a shape gets.
+    /// Takes this plan from now on for the collective that it is for, and for that one only: shape,
+    /// counts and [`in_place`](Shape::in_place) must be the same. Other calls go on as before;
+    /// `None` ends it. The plan is proven here. All ranks must ask for the same plan at the same
+    /// place in their calls; a call in which they have different ones ends in a `Mismatch`.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, with the reason, for a plan that is wrong, for a message, for other ranks,
+    /// not synchronising, has credits, touches input or output of another rank, waits for thread
+    /// notifies on its first thread, or needs more notifies, scratch memory or packets than there
+    /// are. `LimitReached` if it has more threads than are left; and why a channel that it needs
+    /// cannot be made.
+    pub fn use_plan(&self, plan: Option<&Plan>) -> Result<()> {
+        let take = || {
+            self.membership.check_usable()?;
+            let given = plan
+                .map(|plan| Given::new(plan, &self.membership))
+                .transpose()?;
+            if let Some(given) = &given {
+                let parts = given.bound.program.threads.len();
+                self.workers(Engine::Cpu, parts.saturating_sub(1))?;
+            }
+            self.planner.borrow_mut().give(given);
+            Ok(())
+        };
+        take().map_err(|error| self.tell("use_plan", error))
+    }
+
+    /// Name of the algorithm that a shape gets; for a [plan](Self::use_plan) what it calls itself.
     ///
     /// # Errors
     /// `InvalidArgument` if a forced one cannot plan it.
-    pub fn algorithm(&self, shape: &Shape) -> Result<&'static str> {
+    pub fn algorithm(&self, shape: &Shape) -> Result<String> {
+        let planner = self.planner.borrow();
+        if let Some(given) = planner.given(shape) {
+            return Ok(given.algorithm.clone());
+        }
         let params = Params {
             scratch_bytes: self.layout().half_bytes(),
             slice_bytes: u64::MAX,
             groups: None,
         };
         let packets = self.membership.maps_all();
-        Ok(self
-            .planner
-            .borrow()
-            .choose(shape, &params, packets)?
-            .name())
+        Ok(planner.choose(shape, &params, packets)?.name().to_owned())
     }
 
     /// A shape for this communicator. `count` is in the operation's own counting, see [`Shape`].

@@ -21,6 +21,7 @@ mod leaks;
 mod messages;
 mod mismatch;
 mod mixture;
+mod plans;
 mod primitives;
 mod programs;
 mod queues;

@@ -51,7 +51,7 @@ pub(super) fn plan<'a>(args: &PerfArgs, comm: &'a Communicator, count: u64) -> R
         | Operation::AllToAll => share,
         _ => 1.0,
     };
-    let algorithm = comm.algorithm(&shape)?.to_owned();
+    let algorithm = comm.algorithm(&shape)?;
     Ok(Plan {
         case: Box::new(Collective::new(args, comm, shape)?),
         bytes,

@@ -1,0 +1,143 @@
+//! Plans that the user brings, instead of those of an algorithm.
+
+use std::sync::Arc;
+
+use hcomm_ctrl::{Membership, Notifies};
+use hcomm_types::{Error, ErrorKind, Result};
+
+use crate::plan::{Operation, Plan, Shape, Task};
+use crate::planner::Bound;
+use crate::verify::{Proof, verify};
+use crate::{bind, fingerprint};
+
+/// A plan of the user, proven and bound.
+#[derive(Debug)]
+pub(crate) struct Given {
+    /// The one shape that it serves.
+    pub(crate) shape: Shape,
+    /// What its file calls the algorithm.
+    pub(crate) algorithm: String,
+    pub(crate) bound: Arc<Bound>,
+}
+
+impl Given {
+    /// Proves a plan and binds this rank's part. Makes the channels that it needs.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if it is wrong or not for this communicator; why channels cannot be made.
+    pub(crate) fn new(plan: &Plan, membership: &Membership) -> Result<Self> {
+        if plan.shape.ranks != membership.size() {
+            return refuse(format!(
+                "it is for {} ranks, the communicator has {}",
+                plan.shape.ranks,
+                membership.size()
+            ));
+        }
+        if let Operation::SendRecv { .. } = plan.shape.operation {
+            return refuse(
+                "it is for a message between two ranks, not for a collective".to_owned(),
+            );
+        }
+        let proof = verify(plan).map_err(|finding| {
+            refusal(format!("it is wrong: {finding}"))
+                .hint("`hcomm plan verify FILE` says everything that is wrong")
+        })?;
+        check(plan, &proof, membership)?;
+        let own = &plan.ranks[membership.rank().index()];
+        let peers = bind::peers(own);
+        membership.ensure_links(&peers)?;
+        // Twice, because the next operation may begin before the peer has taken the last ones.
+        let need = proof.notify_capacity.saturating_mul(2);
+        for peer in peers {
+            let link = membership.link(peer)?;
+            let have = link
+                .channel
+                .transport()
+                .device()
+                .info()
+                .max_notify_outstanding;
+            if need > have {
+                return refuse(format!(
+                    "it may have {need} notifies outstanding, the link to rank {peer} holds {have}"
+                ));
+            }
+        }
+        let file = serde_json::to_vec(plan).map_err(|error| refusal(error.to_string()))?;
+        let bound = Bound {
+            program: Arc::new(bind::bind(own, &plan.shape, membership)?),
+            words: fingerprint::words_of_plan(&plan.shape, &file),
+            takes_half: own.task_count() > 0,
+            is_empty: own.task_count() == 0,
+        };
+        Ok(Self {
+            shape: plan.shape.clone(),
+            algorithm: plan.algorithm.clone(),
+            bound: Arc::new(bound),
+        })
+    }
+}
+
+/// Whether a plan that is right by itself can take its turn among the operations of a
+/// communicator.
+fn check(plan: &Plan, proof: &Proof, membership: &Membership) -> Result<()> {
+    if !plan.initial_credits.is_empty() {
+        return refuse(
+            "it begins with credits, and notifies of collectives begin at zero".to_owned(),
+        );
+    }
+    if !proof.synchronising && !plan.is_empty() {
+        return refuse(
+            "it is not synchronising (some rank may end before another has begun), so operations \
+             could not follow each other"
+                .to_owned(),
+        );
+    }
+    if proof.touches_remote_user_buffers {
+        return refuse(
+            "it touches input or output of another rank, which are not registered; go through \
+             scratch memory"
+                .to_owned(),
+        );
+    }
+    if let Some(last) = proof.notifies.checked_sub(1) {
+        Notifies::Collective
+            .outgoing(last)
+            .map_err(|error| refusal(error.detail().to_owned()))?;
+    }
+    let have = membership.layout().half_bytes();
+    for (rank, own) in plan.ranks.iter().enumerate() {
+        let need = own.scratch_bytes;
+        if need > have {
+            return Err(refusal(format!(
+                "rank {rank} needs {need} bytes of scratch memory, the communicator has {have} for \
+                 an operation"
+            ))
+            .hint("raise HCOMM_BUFFER_BYTES"));
+        }
+        // The notifies of the thread that a call comes from are its caller's.
+        let first = own.threads.first().into_iter().flatten();
+        if first
+            .into_iter()
+            .any(|task| matches!(task, Task::ThreadWait { .. }))
+        {
+            return refuse(format!(
+                "thread 0 of rank {rank} waits for a thread notify, which only the others can"
+            ));
+        }
+    }
+    if plan.has_packets() && !membership.maps_all() {
+        return refuse("it has packets, and not all ranks map each other's memory".to_owned());
+    }
+    Ok(())
+}
+
+fn refusal(why: String) -> Error {
+    Error::new(
+        ErrorKind::InvalidArgument,
+        format!("the plan cannot be used: {why}"),
+    )
+}
+
+fn refuse<T>(why: String) -> Result<T> {
+    Err(refusal(why))
+}
