@@ -12,6 +12,7 @@ mod abort;
 mod bootstrap;
 mod collectives;
 mod command_perf;
+mod command_perf_plan;
 mod command_plan;
 mod command_run;
 mod death;

@@ -34,8 +34,13 @@ pub(super) fn plan<'a>(args: &PerfArgs, comm: &'a Communicator, count: u64) -> R
     };
     // A broadcast has one buffer on every rank.
     let in_place = args.in_place || args.op == PerfOp::Broadcast;
-    let counts = counts(args.op, comm.size(), count);
-    let shape = comm.shape(operation, counts, args.dtype, args.redop, in_place);
+    let shape = match &args.loaded {
+        Some(plan) => plan.shape.clone(),
+        None => {
+            let counts = counts(args.op, comm.size(), count);
+            comm.shape(operation, counts, args.dtype, args.redop, in_place)
+        }
+    };
     shape
         .validate()
         .map_err(|error| Error::new(ErrorKind::InvalidArgument, error.to_string()))?;

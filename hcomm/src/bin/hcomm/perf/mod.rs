@@ -16,14 +16,18 @@ mod wake;
 mod worker;
 
 use std::fs::OpenOptions;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
+use hcomm_coll::plan::{Count, Plan};
+use hcomm_coll::verify::verify;
 use hcomm_data::{CpuTs, Engine};
 use hcomm_types::{DataType, Error, ErrorKind, ReduceOp, Result};
 
 use crate::bind::Bind;
 use crate::launch::{self, Job};
+use crate::plan;
 use crate::sizes::{self, Growth, parse_bytes};
 
 /// Measures an operation over a row of sizes. Results are checked element by element; a wrong one
@@ -85,6 +89,13 @@ pub(crate) struct PerfArgs {
     /// Algorithm for all sizes, instead of the rule's choice
     #[arg(long)]
     algo: Option<String>,
+    /// Run the plan in this file, which says shape and ranks; all ranks read it
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["begin", "end", "factor", "step", "dtype",
+          "redop", "root", "in_place", "algo", "against"])]
+    plan: Option<PathBuf>,
+    /// What is in that file
+    #[arg(skip)]
+    loaded: Option<Arc<Plan>>,
     /// Engine that drives the queues
     #[arg(long, value_enum, default_value_t = EngineArg::Cpu)]
     engine: EngineArg,
@@ -323,6 +334,13 @@ impl EngineArg {
 /// # Errors
 /// What failed, named by rank.
 pub(crate) fn perf(args: &PerfArgs) -> Result<u8> {
+    match &args.plan {
+        Some(path) => measure(&args.with_plan(path)?),
+        None => measure(args),
+    }
+}
+
+fn measure(args: &PerfArgs) -> Result<u8> {
     let launched = hcomm::launched()?;
     if args.threads && launched.is_some() {
         return Err(Error::new(
@@ -377,8 +395,67 @@ impl PerfArgs {
         )
     }
 
+    /// As the plan in a file says.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if it is no plan, wrong, or not for what was asked.
+    fn with_plan(&self, path: &Path) -> Result<Self> {
+        let name = path.display();
+        let wrong = |what: String| Error::new(ErrorKind::InvalidArgument, what);
+        if path.as_os_str() == "-" {
+            return Err(
+                wrong("--plan -: all ranks read the plan".to_owned()).hint("write it to a file")
+            );
+        }
+        let plan = plan::read(path)?;
+        let shape = &plan.shape;
+        let op = match shape.name() {
+            "all_to_all_vc" => "all_to_all_v",
+            op => op,
+        };
+        if op != self.op.name() || self.op == PerfOp::SendRecv {
+            return Err(wrong(format!(
+                "--plan {name}: a plan for {op}, which {} does not run",
+                self.op.name()
+            ))
+            .hint("plans of collectives can be run, under the name of the collective"));
+        }
+        if let Some(ranks) = self.ranks.filter(|ranks| *ranks != shape.ranks) {
+            return Err(wrong(format!(
+                "-p {ranks}, but the plan in {name} is for {} ranks",
+                shape.ranks
+            )));
+        }
+        // The ranks prove it themselves; here it is for one error instead of one from each.
+        if hcomm::launched()?.is_none() {
+            verify(&plan).map_err(|finding| {
+                wrong(format!("--plan {name}: the plan is wrong: {finding}")).hint(format!(
+                    "`hcomm plan verify {name}` says everything that is wrong"
+                ))
+            })?;
+        }
+        Ok(Self {
+            ranks: Some(shape.ranks),
+            dtype: shape.dtype,
+            redop: shape.redop,
+            root: shape.operation.root().map_or(0, |root| root.0),
+            in_place: shape.in_place && self.op != PerfOp::Barrier,
+            loaded: Some(Arc::new(plan)),
+            ..self.clone()
+        })
+    }
+
     /// The sizes in elements a rank, each once: at least one where bytes were asked for.
     fn counts(&self, ranks: u32) -> Vec<u64> {
+        if let Some(plan) = &self.loaded {
+            let parts = match &plan.shape.count {
+                Count::Even(_) => 1,
+                Count::Ranks(_) => u64::from(ranks),
+                Count::Pairs(_) | Count::Own { .. } => u64::from(ranks).pow(2),
+            };
+            // Where they differ, as many as they are on average.
+            return vec![plan.shape.count.total() / parts.max(1)];
+        }
         let unit = self.dtype.size() as u64 * self.op.parts(ranks);
         let mut counts: Vec<u64> = self
             .sizes()

@@ -152,6 +152,7 @@ pub(super) fn as_length(number: u64) -> Result<usize> {
 
 fn measure(args: &PerfArgs, comm: &Communicator) -> Result<u8> {
     comm.force_algorithm(args.algo.as_deref())?;
+    comm.use_plan(args.loaded.as_deref())?;
     let leads = comm.rank() == Rank(0);
     let counts = args.counts(comm.size());
     let mut rows: Vec<Row> = Vec::with_capacity(counts.len());

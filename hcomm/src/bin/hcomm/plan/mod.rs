@@ -16,6 +16,8 @@ use hcomm_types::{DataType, Error, ErrorKind, Rank, ReduceOp, Result};
 
 use crate::sizes::parse_bytes;
 
+pub(crate) use read::read;
+
 /// Lists algorithms, shows plans, and proves that a plan in a file is right.
 #[derive(Debug, Args)]
 pub(crate) struct PlanArgs {
