@@ -1,5 +1,6 @@
 //! Plans that the user brings, instead of those of an algorithm.
 
+use std::fmt::Display;
 use std::sync::Arc;
 
 use hcomm_ctrl::{Membership, Notifies};
@@ -34,9 +35,7 @@ impl Given {
             ));
         }
         if let Operation::SendRecv { .. } = plan.shape.operation {
-            return refuse(
-                "it is for a message between two ranks, not for a collective".to_owned(),
-            );
+            return refuse("it is for a message between two ranks, not for a collective");
         }
         let proof = verify(plan).map_err(|finding| {
             refusal(format!("it is wrong: {finding}"))
@@ -62,7 +61,7 @@ impl Given {
                 ));
             }
         }
-        let file = serde_json::to_vec(plan).map_err(|error| refusal(error.to_string()))?;
+        let file = serde_json::to_vec(plan).map_err(refusal)?;
         let bound = Bound {
             program: Arc::new(bind::bind(own, &plan.shape, membership)?),
             words: fingerprint::words_of_plan(&plan.shape, &file),
@@ -81,28 +80,24 @@ impl Given {
 /// communicator.
 fn check(plan: &Plan, proof: &Proof, membership: &Membership) -> Result<()> {
     if !plan.initial_credits.is_empty() {
-        return refuse(
-            "it begins with credits, and notifies of collectives begin at zero".to_owned(),
-        );
+        return refuse("it begins with credits, and notifies of collectives begin at zero");
     }
     if !proof.synchronising && !plan.is_empty() {
         return refuse(
             "it is not synchronising (some rank may end before another has begun), so operations \
-             could not follow each other"
-                .to_owned(),
+             could not follow each other",
         );
     }
     if proof.touches_remote_user_buffers {
         return refuse(
             "it touches input or output of another rank, which are not registered; go through \
-             scratch memory"
-                .to_owned(),
+             scratch memory",
         );
     }
     if let Some(last) = proof.notifies.checked_sub(1) {
         Notifies::Collective
             .outgoing(last)
-            .map_err(|error| refusal(error.detail().to_owned()))?;
+            .map_err(|error| refusal(error.detail()))?;
     }
     let have = membership.layout().half_bytes();
     for (rank, own) in plan.ranks.iter().enumerate() {
@@ -126,18 +121,19 @@ fn check(plan: &Plan, proof: &Proof, membership: &Membership) -> Result<()> {
         }
     }
     if plan.has_packets() && !membership.maps_all() {
-        return refuse("it has packets, and not all ranks map each other's memory".to_owned());
+        return refuse("it has packets, and not all ranks map each other's memory");
     }
     Ok(())
 }
 
-fn refusal(why: String) -> Error {
+/// The error for a plan that cannot be used.
+pub(crate) fn refusal(why: impl Display) -> Error {
     Error::new(
         ErrorKind::InvalidArgument,
         format!("the plan cannot be used: {why}"),
     )
 }
 
-fn refuse<T>(why: String) -> Result<T> {
+fn refuse<T>(why: impl Display) -> Result<T> {
     Err(refusal(why))
 }

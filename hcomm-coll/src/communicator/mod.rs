@@ -13,7 +13,7 @@ use hcomm_types::{DataType, Error, ErrorKind, Rank, ReduceOp, Result};
 
 use crate::algorithms::{Handshake, Params};
 use crate::fingerprint;
-use crate::given::Given;
+use crate::given::{self, Given};
 use crate::plan::{Buffer, Count, Operation, Plan, Shape};
 use crate::planner::{Bound, Planner};
 
@@ -138,11 +138,11 @@ impl Communicator {
     /// place in their calls; a call in which they have different ones ends in a `Mismatch`.
     ///
     /// # Errors
-    /// `InvalidArgument`, with the reason, for a plan that is wrong, for a message, for other ranks,
-    /// not synchronising, has credits, touches input or output of another rank, waits for thread
-    /// notifies on its first thread, or needs more notifies, scratch memory or packets than there
-    /// are. `LimitReached` if it has more threads than are left; and why a channel that it needs
-    /// cannot be made.
+    /// `InvalidArgument`, with the reason and without any other effect, for a plan that is wrong,
+    /// for a message, for other ranks, not synchronising, has credits, touches input or output of
+    /// another rank, waits for thread notifies on its first thread, or needs more threads, notifies
+    /// or scratch memory than there are, or packets where not all ranks map each other's memory.
+    /// Also why a channel that it needs cannot be made.
     pub fn use_plan(&self, plan: Option<&Plan>) -> Result<()> {
         let take = || {
             self.membership.check_usable()?;
@@ -151,7 +151,8 @@ impl Communicator {
                 .transpose()?;
             if let Some(given) = &given {
                 let parts = given.bound.program.threads.len();
-                self.workers(Engine::Cpu, parts.saturating_sub(1))?;
+                self.workers(Engine::Cpu, parts.saturating_sub(1))
+                    .map_err(|error| given::refusal(error.detail()))?;
             }
             self.planner.borrow_mut().give(given);
             Ok(())
@@ -426,11 +427,19 @@ impl Communicator {
                 workers.len() - 1
             });
         let workers = &mut workers[at].1;
+        let had = workers.len();
         while workers.len() < count {
-            workers.push(
-                self.membership
-                    .thread_on(engine, hcomm_types::MAX_NOTIFIES_PER_THREAD)?,
-            );
+            let one = self
+                .membership
+                .thread_on(engine, hcomm_types::MAX_NOTIFIES_PER_THREAD);
+            match one {
+                Ok(one) => workers.push(one),
+                Err(error) => {
+                    // Too few are of no use, and others may want them.
+                    workers.truncate(had);
+                    return Err(error);
+                }
+            }
         }
         Ok(workers[..count].to_vec())
     }

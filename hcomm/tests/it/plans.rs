@@ -3,7 +3,7 @@
 
 use hcomm::algorithms::{Algorithm, Handshake, Params, Ring};
 use hcomm::plan::{Loc, Operation, Plan, RankPlan, Shape, Task};
-use hcomm::{Communicator, DataType, ErrorKind, Rank, ReduceOp, Result};
+use hcomm::{Communicator, DataType, ErrorKind, Rank, ReduceOp, Result, Thread};
 
 use crate::team;
 
@@ -245,6 +245,31 @@ fn a_plan_of_two_threads_runs() {
             comm.all_gather(&mine, &mut all).unwrap();
             assert_eq!(all[..4], [round; 4]);
             assert_eq!(all[4..], [10 + round; 4]);
+        }
+        comm.close().unwrap();
+    });
+}
+
+#[test]
+fn a_plan_with_more_threads_than_are_left_is_refused() {
+    let with_threads = |count: usize| {
+        let mut plan = example();
+        for rank in &mut plan.ranks {
+            rank.threads.resize(count, Vec::new());
+        }
+        plan
+    };
+    team::run(2, move |comm| {
+        let others: Vec<Thread> = (0..10).map(|_| comm.thread(0).unwrap()).collect();
+        let error = comm.use_plan(Some(&with_threads(35))).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+        assert!(error.to_string().contains("threads"), "{error}");
+        // It holds none of those that are left; this one's threads but one have nothing to do.
+        let more: Vec<Thread> = (0..20).map(|_| comm.thread(0).unwrap()).collect();
+        drop((others, more));
+        comm.use_plan(Some(&with_threads(4))).unwrap();
+        for _ in 0..3 {
+            sum(&comm).unwrap();
         }
         comm.close().unwrap();
     });
