@@ -5,7 +5,8 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::command_plan::{example, folder, with_file, words};
+use crate::command_plan::{ended, example, folder, with_file, words};
+use crate::job::hcomm;
 
 fn perf(words: &str, file: &Path, code: i32) -> (String, String) {
     with_file(&format!("perf {words} --plan"), file, code)
@@ -92,6 +93,14 @@ fn perf_refuses_what_does_not_go_with_a_plan() {
     assert!(error.contains("plans of collectives"), "{error}");
     let (_, error) = words("perf all_reduce --plan -", 2);
     assert!(error.contains("write it to a file"), "{error}");
+    let mut run = hcomm();
+    run.args(["run", "-n", "3", "--", env!("CARGO_BIN_EXE_hcomm")]);
+    run.args(["perf", "all_reduce", "--plan"]).arg(&example);
+    let (_, error) = ended(run, 2);
+    assert!(
+        error.contains("is for 2 ranks, but the launcher"),
+        "{error}"
+    );
     let mut wrong: Value = serde_json::from_str(&fs::read_to_string(&example).unwrap()).unwrap();
     wrong["ranks"][1]["threads"][0]
         .as_array_mut()

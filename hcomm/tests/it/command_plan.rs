@@ -16,7 +16,7 @@ pub(crate) fn example() -> PathBuf {
 }
 
 /// Runs a command to its end, with this code: its stdout and stderr.
-fn ended(command: Command, code: i32) -> (String, String) {
+pub(crate) fn ended(command: Command, code: i32) -> (String, String) {
     let mut process = Process::start(format!("{command:?}"), command);
     process.wait_for_code(code);
     (process.stdout(), process.stderr())

@@ -356,7 +356,13 @@ fn measure(args: &PerfArgs) -> Result<u8> {
         {
             return Err(Error::new(
                 ErrorKind::InvalidArgument,
-                format!("-p {expected}, but the launcher has started {size} ranks"),
+                match &args.plan {
+                    Some(path) => format!(
+                        "the plan in {} is for {expected} ranks, but the launcher has started {size}",
+                        path.display()
+                    ),
+                    None => format!("-p {expected}, but the launcher has started {size} ranks"),
+                },
             ));
         }
         return if launched.is_some() {
