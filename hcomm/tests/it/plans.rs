@@ -1,9 +1,9 @@
 //! Plans that a program brings: used for their shape only, on all ranks, and refused with the
 //! reason.
 
-use hcomm::algorithms::{Algorithm, Handshake, Params, Ring};
+use hcomm::algorithms::{Algorithm, Handshake, MeshPacket, Params, Ring};
 use hcomm::plan::{Loc, Operation, Plan, RankPlan, Shape, Task};
-use hcomm::{Communicator, DataType, ErrorKind, Rank, ReduceOp, Result, Thread};
+use hcomm::{Communicator, DataType, ErrorKind, Options, Rank, ReduceOp, Result, Thread};
 
 use crate::team;
 
@@ -208,6 +208,36 @@ fn a_plan_that_cannot_be_used_is_refused_and_nothing_else_happens() {
             assert!(error.to_string().contains(word), "{word} in {error}");
         }
         sum(&comm).unwrap();
+        comm.close().unwrap();
+    });
+}
+
+/// The example over a link that maps no memory, and packets, which need one that does.
+#[test]
+fn packets_are_refused_where_ranks_do_not_map_each_other() {
+    let packets = |comm: &Communicator| {
+        let params = Params {
+            scratch_bytes: comm.layout().half_bytes(),
+            slice_bytes: 4096,
+            groups: None,
+        };
+        MeshPacket.plan(&example().shape, &params).unwrap()
+    };
+    let comms = team::run_with(2, &Options::default().transports("delay"), move |comm| {
+        let error = comm.use_plan(Some(&packets(&comm))).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+        assert!(error.to_string().contains("has packets"), "{error}");
+        comm.use_plan(Some(&example())).unwrap();
+        sum(&comm).unwrap();
+        // Left when both are through.
+        comm
+    });
+    drop(comms);
+    team::run(2, move |comm| {
+        comm.use_plan(Some(&packets(&comm))).unwrap();
+        for _ in 0..3 {
+            sum(&comm).unwrap();
+        }
         comm.close().unwrap();
     });
 }
