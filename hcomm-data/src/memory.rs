@@ -867,15 +867,21 @@ impl InFlight {
     /// Asks the state of every channel on which something is pending. After an error a transport
     /// touches no local memory of that channel any more, so what was held for it is let go.
     ///
+    /// What was on its way to a peer that `has_left` in good order is over: it has got what it waited
+    /// for, and only word of it is missing. What was to come from there is not.
+    ///
     /// # Errors
     /// The first channel that does not work.
-    pub(crate) fn check(&mut self) -> Result<(), Failure> {
+    pub(crate) fn check(&mut self, has_left: impl Fn(u32) -> bool) -> Result<(), Failure> {
         let mut first = Ok(());
         self.channels
             .retain(|flight| match flight.channel.transport().check() {
                 Ok(()) => true,
                 Err(error) => {
-                    if first.is_ok() {
+                    let is_over = error.kind() == ErrorKind::PeerLost
+                        && !flight.reads
+                        && has_left(flight.channel.label());
+                    if first.is_ok() && !is_over {
                         first = Err(flight.channel.failure(error));
                     }
                     false

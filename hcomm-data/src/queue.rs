@@ -751,7 +751,8 @@ impl State {
     /// Asks the channels that are waited on, and fails if one does not work and nothing has
     /// arrived that would let the queue go on.
     pub(crate) fn check_channels(&mut self, queue: &Queue) {
-        let flying = self.runner.in_flight.check();
+        let peers = queue.domain.peers();
+        let flying = self.runner.in_flight.check(|label| peers.has_left(label));
         let waiting = self.waited_channel().map_or(Ok(()), |channel| {
             channel
                 .transport()
