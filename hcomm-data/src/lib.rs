@@ -141,7 +141,7 @@ pub use channel::Channel;
 pub use copy::{Hint, copy};
 pub use domain::{Domain, Peers};
 pub use memory::Buffers;
-pub use message::MessageLink;
+pub use message::{Label, MessageLink};
 pub use packet::{PACKET_LINE_BYTES, PACKET_PAYLOAD_BYTES, PacketLines, packet_lines};
 pub use program::{At, Op, Program, ProgramLink, ProgramParts, SlotKind, Turn};
 pub use reduce::{reduce, reduce_kernel, vector_level};

@@ -17,7 +17,7 @@ use crate::domain::Peers;
 use crate::failure::Failure;
 use crate::looks::Looks;
 use crate::memory::{self, CHUNK, InFlight, Place, Transfer};
-use crate::message::{MessageLink, Step};
+use crate::message::{Label, MessageLink, Step};
 use crate::packet::{self, Missing};
 use crate::program::Op;
 use crate::queue::Queue;
@@ -324,12 +324,12 @@ impl Runner {
                 }
                 self.wait_for(Reason::Flush)
             }
-            Work::Send { link, src, dtype } => {
-                let step = self.send_message(link, src, dtype)?;
+            Work::Send { link, src, label } => {
+                let step = self.send_message(link, src, label)?;
                 self.after_message(step, Reason::Send)
             }
-            Work::Recv { link, dst, dtype } => {
-                let step = self.recv_message(link, dst, dtype)?;
+            Work::Recv { link, dst, label } => {
+                let step = self.recv_message(link, dst, label)?;
                 self.after_message(step, Reason::Recv)
             }
             Work::Drain => {
@@ -347,13 +347,13 @@ impl Runner {
         &mut self,
         link: &MessageLink,
         src: Place<'_>,
-        dtype: DataType,
+        label: Label,
     ) -> Result<Step, Failure> {
         // What is in flight may be what is sent.
         if !self.in_flight.is_empty()? {
             return Ok(Step::Waits);
         }
-        link.send(self.number, src, dtype)
+        link.send(self.number, src, label)
     }
 
     /// Receives a message, as far as it goes.
@@ -362,13 +362,13 @@ impl Runner {
         &mut self,
         link: &MessageLink,
         dst: Place<'_>,
-        dtype: DataType,
+        label: Label,
     ) -> Result<Step, Failure> {
         // What is in flight may land where the message goes.
         if !self.in_flight.is_empty()? {
             return Ok(Step::Waits);
         }
-        link.recv(self.number, dst, dtype)
+        link.recv(self.number, dst, label)
     }
 
     /// After a step of a message.

@@ -6,7 +6,7 @@ use hcomm_types::{DataType, Error, ErrorKind, ReduceOp, Result};
 
 use crate::channel::Channel;
 use crate::memory::{Loan, Place};
-use crate::message::MessageLink;
+use crate::message::{Label, MessageLink};
 use crate::packet::{Incoming, Packet, PacketLines, packet_flag, packet_lines};
 use crate::program::{At, Op, Program, SlotKind, Turn};
 use crate::queue::Queue;
@@ -109,12 +109,12 @@ pub(crate) enum Work<'a> {
     Send {
         link: &'a MessageLink,
         src: Place<'a>,
-        dtype: DataType,
+        label: Label,
     },
     Recv {
         link: &'a MessageLink,
         dst: Place<'a>,
-        dtype: DataType,
+        label: Label,
     },
 }
 
@@ -312,8 +312,8 @@ pub(crate) enum Task {
     },
     Fence(Channel),
     Drain,
-    Send(MessageLink, Message, DataType),
-    Recv(MessageLink, Message, DataType),
+    Send(MessageLink, Message, Label),
+    Recv(MessageLink, Message, Label),
     /// The next so many tasks, all of one channel, are a batch.
     Batch(usize),
     Run(Run),
@@ -381,21 +381,21 @@ impl Task {
             },
             Self::Fence(channel) => Work::Fence { channel },
             Self::Drain => Work::Drain,
-            Self::Send(link, message, dtype) => Work::Send {
+            Self::Send(link, message, label) => Work::Send {
                 link,
                 src: match message {
                     Message::Slice(slice) => slice.place(),
                     Message::Lent(loan) => loan.input(),
                 },
-                dtype: *dtype,
+                label: *label,
             },
-            Self::Recv(link, message, dtype) => Work::Recv {
+            Self::Recv(link, message, label) => Work::Recv {
                 link,
                 dst: match message {
                     Message::Slice(slice) => slice.place(),
                     Message::Lent(loan) => loan.output(),
                 },
-                dtype: *dtype,
+                label: *label,
             },
             Self::Batch(_) | Self::Run(_) => return None,
         })

@@ -5,10 +5,13 @@
 //! | 0..16 | lap: how often the ring has come round to this cell, plus one |
 //! | 16..20 | kind |
 //! | 20..32 | bytes: of a short message its length |
-//! | 32..64 | number of the data type |
+//! | 32..40 | number of the data type |
+//! | 40..64 | tag |
 //!
 //! A header is only ever written where headers are written, so a cell that holds this lap's number
 //! holds this lap's header, and nothing has to be cleared.
+
+use std::fmt;
 
 use hcomm_types::{DataType, Error, ErrorKind, Result};
 
@@ -34,7 +37,65 @@ pub(crate) struct Header {
     pub(crate) kind: Kind,
     /// Length of a short message; otherwise 0.
     pub(crate) bytes: u16,
+    pub(crate) label: Label,
+}
+
+/// What a message says it is, and what its receiver expects: a type, and a tag that is zero unless
+/// the layer above has given it one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Label {
     pub(crate) dtype: DataType,
+    /// Less than 2^24.
+    tag: u32,
+}
+
+/// Bits of a tag.
+const TAG_BITS: u32 = 24;
+
+impl Label {
+    /// A type and the last 24 bits of a tag. A message is received only under its own tag: any
+    /// other is a `Mismatch`.
+    #[must_use]
+    pub const fn new(dtype: DataType, tag: u32) -> Self {
+        Self {
+            dtype,
+            tag: tag & ((1 << TAG_BITS) - 1),
+        }
+    }
+
+    /// Whether it has no tag.
+    pub(crate) const fn is_plain(self) -> bool {
+        self.tag == 0
+    }
+
+    pub(crate) const fn word(self) -> u32 {
+        self.dtype as u32 | self.tag << 8
+    }
+
+    /// What a word says, if it names a type.
+    pub(crate) fn of(word: u32) -> Option<Self> {
+        let dtype = DataType::from_number(word & 0xff)?;
+        Some(Self {
+            dtype,
+            tag: word >> 8,
+        })
+    }
+}
+
+impl From<DataType> for Label {
+    fn from(dtype: DataType) -> Self {
+        Self::new(dtype, 0)
+    }
+}
+
+impl fmt::Display for Label {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.dtype)?;
+        if self.tag != 0 {
+            write!(f, " under the tag {:#x}", self.tag)?;
+        }
+        Ok(())
+    }
 }
 
 const KINDS: [Kind; 5] = [
@@ -51,11 +112,11 @@ pub(crate) const MOST_BYTES: u16 = (1 << 12) - 1;
 impl Header {
     /// Of a later cell of a message.
     #[inline]
-    pub(crate) const fn more(dtype: DataType) -> Self {
+    pub(crate) const fn more(label: Label) -> Self {
         Self {
             kind: Kind::More,
             bytes: 0,
-            dtype,
+            label,
         }
     }
 
@@ -65,7 +126,7 @@ impl Header {
         lap_number(lap)
             | (self.kind as u64) << 16
             | ((self.bytes & MOST_BYTES) as u64) << 20
-            | (self.dtype as u64) << 32
+            | (self.label.word() as u64) << 32
     }
 
     /// What a word says in the cell's `lap`-th lap; `None` if nothing of that lap is there yet.
@@ -78,12 +139,12 @@ impl Header {
             return Ok(None);
         }
         let kind = KINDS.get((word >> 16 & 0xf) as usize).copied();
-        let dtype = DataType::from_number((word >> 32) as u32);
-        match (kind, dtype) {
-            (Some(kind), Some(dtype)) => Ok(Some(Self {
+        let label = Label::of((word >> 32) as u32);
+        match (kind, label) {
+            (Some(kind), Some(label)) => Ok(Some(Self {
                 kind,
                 bytes: (word >> 20) as u16 & MOST_BYTES,
-                dtype,
+                label,
             })),
             _ => Err(broken(format!("header {word:#x}"))),
         }
@@ -171,7 +232,7 @@ mod tests {
         let header = Header {
             kind: Kind::Short,
             bytes: 56,
-            dtype: DataType::F32,
+            label: Label::new(DataType::F32, 0xfe_dcba),
         };
         assert_eq!(Header::of(0, 0).unwrap(), None);
         for lap in [0, 1, 0xfffd, 0xfffe, 0xffff, 0x10000, u64::MAX] {
@@ -205,9 +266,10 @@ mod tests {
         #[test]
         fn headers_come_back(
             kind in 0..KINDS.len(), bytes in 0..=MOST_BYTES, dtype in 0..DataType::ALL.len(),
-            lap in 0..u64::MAX,
+            lap in 0..u64::MAX, tag: u32,
         ) {
-            let header = Header { kind: KINDS[kind], bytes, dtype: DataType::ALL[dtype] };
+            let label = Label::new(DataType::ALL[dtype], tag);
+            let header = Header { kind: KINDS[kind], bytes, label };
             prop_assert_eq!(Header::of(header.word(lap), lap).unwrap(), Some(header));
         }
 

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
-use hcomm_types::{DataType, Error, ErrorKind, Result};
+use hcomm_types::{Error, ErrorKind, Result};
 
 use super::direct::{Grant, Offers, Targets};
 use super::exchange::{Sent, Taken};
-use super::header::{EXCHANGED, Exchanged, Header, Kind, MOST_BYTES, broken};
+use super::header::{EXCHANGED, Exchanged, Header, Kind, Label, MOST_BYTES, broken};
 use super::inbox::Inbox;
 use super::ring::{Head, MOST_CELLS, PAYLOAD, Shape, Tail, Words, get, lines, set};
 use crate::channel::Channel;
@@ -239,17 +239,17 @@ impl MessageLink {
     /// # Errors
     /// `Mismatch` if the peer has refused a message.
     #[inline]
-    pub(crate) fn send(&self, who: u64, src: Place<'_>, dtype: DataType) -> Result<Step, Failure> {
+    pub(crate) fn send(&self, who: u64, src: Place<'_>, label: Label) -> Result<Step, Failure> {
         let link = &*self.0;
         if link.own.load(lines::REFUSAL) != 0 {
             return Err(link.refused());
         }
         match get(&link.out.turn.holder) {
-            0 if src.bytes() <= EXCHANGED && link.out.exchanged.is_free() => {
-                Ok(link.exchange(src, dtype))
+            0 if src.bytes() <= EXCHANGED && label.is_plain() && link.out.exchanged.is_free() => {
+                Ok(link.exchange(src, label))
             }
-            0 if src.bytes() <= link.most_in_cells() => Ok(link.send_short(src, dtype)),
-            holder if holder == 0 || holder == who => link.send_pieces(who, src, dtype),
+            0 if src.bytes() <= link.most_in_cells() => Ok(link.send_short(src, label)),
+            holder if holder == 0 || holder == who => link.send_pieces(who, src, label),
             _ => Ok(Step::Waits),
         }
     }
@@ -259,7 +259,7 @@ impl MessageLink {
     /// # Errors
     /// `Mismatch` for a message of another length or type; `LinkDown` if the peer breaks the rules.
     #[inline]
-    pub(crate) fn recv(&self, who: u64, dst: Place<'_>, dtype: DataType) -> Result<Step, Failure> {
+    pub(crate) fn recv(&self, who: u64, dst: Place<'_>, label: Label) -> Result<Step, Failure> {
         let link = &*self.0;
         let holder = get(&link.incoming.turn.holder);
         if holder != 0 && holder != who {
@@ -271,7 +271,7 @@ impl MessageLink {
         if holder == 0
             && let Some(word) = link.exchanged()
         {
-            return link.take_exchanged(word, dst, dtype);
+            return link.take_exchanged(word, dst, label);
         }
         let word = link.own.load(shape.header(position));
         let header = match Header::of(word, shape.lap(position)) {
@@ -289,17 +289,17 @@ impl MessageLink {
         if holder == 0
             && let Some(word) = link.exchanged()
         {
-            return link.take_exchanged(word, dst, dtype);
+            return link.take_exchanged(word, dst, label);
         }
         link.expect_answer(dst.bytes());
         let in_cells = get(&link.incoming.in_cells) != 0;
         match header.kind {
-            Kind::Short if holder == 0 => link.recv_cells(who, dst, dtype, header),
-            _ if in_cells && header == Header::more(dtype) => {
-                link.recv_cells(who, dst, dtype, header)
+            Kind::Short if holder == 0 => link.recv_cells(who, dst, label, header),
+            _ if in_cells && header == Header::more(label) => {
+                link.recv_cells(who, dst, label, header)
             }
-            _ if in_cells => Err(link.no_more(header, dtype)),
-            _ => link.recv_pieces(who, dst, dtype, header),
+            _ if in_cells => Err(link.no_more(header, label)),
+            _ => link.recv_pieces(who, dst, label, header),
         }
     }
 
@@ -336,11 +336,11 @@ impl Inner {
     }
 
     #[inline]
-    fn exchange(&self, src: Place<'_>, dtype: DataType) -> Step {
+    fn exchange(&self, src: Place<'_>, label: Label) -> Step {
         let header = Exchanged {
             number: 0,
             bytes: src.bytes() as u8,
-            dtype,
+            dtype: label.dtype,
             position: self.out.tail.cells() as u16,
             taken: 0,
         };
@@ -361,11 +361,12 @@ impl Inner {
     }
 
     #[inline]
-    fn take_exchanged(&self, word: u64, dst: Place<'_>, dtype: DataType) -> Result<Step, Failure> {
+    fn take_exchanged(&self, word: u64, dst: Place<'_>, label: Label) -> Result<Step, Failure> {
         let header = Exchanged::of(word).map_err(|error| self.channel.failure(error))?;
-        if usize::from(header.bytes) != dst.bytes() || header.dtype != dtype {
+        let found = Label::from(header.dtype);
+        if usize::from(header.bytes) != dst.bytes() || found != label {
             let sent = u64::from(header.bytes);
-            return Err(self.refuse(sent, header.dtype, dst.bytes() as u64, dtype));
+            return Err(self.refuse(sent, found, dst.bytes() as u64, label));
         }
         let (line, _, half) = self.exchange_line();
         let empty = || line.empty_words(half + 1, dst);
@@ -413,7 +414,7 @@ impl Inner {
     }
 
     #[inline]
-    fn send_short(&self, src: Place<'_>, dtype: DataType) -> Step {
+    fn send_short(&self, src: Place<'_>, label: Label) -> Step {
         let (tail, shape) = (&self.out.tail, self.own.shape());
         let bytes = src.bytes();
         let cells = cells_of(bytes);
@@ -426,7 +427,7 @@ impl Inner {
         let mut header = Header {
             kind: Kind::Short,
             bytes: bytes as u16 & MOST_BYTES,
-            dtype,
+            label,
         };
         for cell in 0..cells {
             let position = first + cell as u64;
@@ -437,14 +438,14 @@ impl Inner {
             self.peer.fill_cell(position, src, cell * PAYLOAD);
             let word = header.word(shape.lap(position));
             self.peer.store(shape.header(position), word);
-            header = Header::more(dtype);
+            header = Header::more(label);
         }
         tail.add_cells(cells as u64);
         self.ring();
         Step::Done
     }
 
-    fn send_pieces(&self, who: u64, src: Place<'_>, dtype: DataType) -> Result<Step, Failure> {
+    fn send_pieces(&self, who: u64, src: Place<'_>, label: Label) -> Result<Step, Failure> {
         let Outgoing {
             tail, turn, pieces, ..
         } = &self.out;
@@ -467,7 +468,7 @@ impl Inner {
                 && grant.bytes == total
             {
                 self.write_rest(grant, src, done)?;
-                self.publish(Kind::Direct, dtype, [total, total - done]);
+                self.publish(Kind::Direct, label, [total, total - done]);
                 break;
             }
             let room = if has_cell {
@@ -495,7 +496,7 @@ impl Inner {
                 } else {
                     Kind::Piece
                 },
-                dtype,
+                label,
                 [total, room.bytes],
             );
             tail.add_data(room.bytes);
@@ -564,7 +565,7 @@ impl Inner {
     }
 
     /// Fills and publishes the next cell, for which there is room.
-    fn publish(&self, kind: Kind, dtype: DataType, words: [u64; 2]) {
+    fn publish(&self, kind: Kind, label: Label, words: [u64; 2]) {
         let shape = self.own.shape();
         let position = self.out.tail.cells();
         let at = shape.header(position);
@@ -574,7 +575,7 @@ impl Inner {
         let header = Header {
             kind,
             bytes: 0,
-            dtype,
+            label,
         };
         self.peer.store(at, header.word(shape.lap(position)));
         self.out.tail.add_cells(1);
@@ -587,7 +588,7 @@ impl Inner {
         &self,
         who: u64,
         dst: Place<'_>,
-        dtype: DataType,
+        label: Label,
         first: Header,
     ) -> Result<Step, Failure> {
         let Incoming {
@@ -602,8 +603,8 @@ impl Inner {
         let (mut position, mut done) = (begin, get(&turn.done) as usize);
         if first.kind == Kind::Short {
             let bytes = usize::from(first.bytes);
-            if bytes != dst.bytes() || first.dtype != dtype || bytes > shape.most_short() {
-                return Err(self.refuse(bytes as u64, first.dtype, dst.bytes() as u64, dtype));
+            if bytes != dst.bytes() || first.label != label || bytes > shape.most_short() {
+                return Err(self.refuse(bytes as u64, first.label, dst.bytes() as u64, label));
             }
         }
         let is_ahead = get(waits) == 0;
@@ -618,7 +619,7 @@ impl Inner {
             if done >= dst.bytes() {
                 break;
             }
-            if self.more_comes(position, dtype)? {
+            if self.more_comes(position, label)? {
                 continue;
             }
             turn.stop(who, done as u64);
@@ -639,10 +640,10 @@ impl Inner {
 
     /// Whether the next cell of a message is there, or comes at once.
     #[inline]
-    fn more_comes(&self, position: u64, dtype: DataType) -> Result<bool, Failure> {
+    fn more_comes(&self, position: u64, label: Label) -> Result<bool, Failure> {
         let shape = self.own.shape();
         let (at, lap) = (shape.header(position), shape.lap(position));
-        let expected = Header::more(dtype).word(lap);
+        let expected = Header::more(label).word(lap);
         let mut looks = Looks::new(CELL_LOOKS);
         loop {
             let word = self.own.load(at);
@@ -652,15 +653,15 @@ impl Inner {
             match Header::of(word, lap) {
                 Ok(None) if looks.again() => {}
                 Ok(None) => return Ok(false),
-                Ok(Some(other)) => return Err(self.no_more(other, dtype)),
+                Ok(Some(other)) => return Err(self.no_more(other, label)),
                 Err(error) => return Err(self.channel.failure(error)),
             }
         }
     }
 
     #[cold]
-    fn no_more(&self, header: Header, dtype: DataType) -> Failure {
-        let what = format!("{header:?} in the middle of a message of {dtype}");
+    fn no_more(&self, header: Header, label: Label) -> Failure {
+        let what = format!("{header:?} in the middle of a message of {label}");
         self.channel.failure(broken(what))
     }
 
@@ -668,7 +669,7 @@ impl Inner {
         &self,
         who: u64,
         dst: Place<'_>,
-        dtype: DataType,
+        label: Label,
         first: Header,
     ) -> Result<Step, Failure> {
         let Incoming {
@@ -686,8 +687,8 @@ impl Inner {
             let position = head.cells();
             let at = shape.header(position);
             let (total, bytes) = (self.own.load(at + 1), self.own.load(at + 2));
-            if get(&turn.holder) == 0 && (total != dst.bytes() as u64 || header.dtype != dtype) {
-                return Err(self.refuse(total, header.dtype, dst.bytes() as u64, dtype));
+            if get(&turn.holder) == 0 && (total != dst.bytes() as u64 || header.label != label) {
+                return Err(self.refuse(total, header.label, dst.bytes() as u64, label));
             }
             let left = dst.bytes() as u64 - done;
             let is_possible = match header.kind {
@@ -767,16 +768,10 @@ impl Inner {
 
     /// Tells the peer that its message is not the one that is received here.
     #[cold]
-    fn refuse(
-        &self,
-        sent: u64,
-        sent_as: DataType,
-        expected: u64,
-        expected_as: DataType,
-    ) -> Failure {
+    fn refuse(&self, sent: u64, sent_as: Label, expected: u64, expected_as: Label) -> Failure {
         self.peer.store(lines::REFUSAL_SENT, sent);
         self.peer.store(lines::REFUSAL_EXPECTED, expected);
-        let types = sent_as as u64 | (expected_as as u64) << 32;
+        let types = u64::from(sent_as.word()) | u64::from(expected_as.word()) << 32;
         self.peer.store(lines::REFUSAL_TYPES, types);
         self.peer.store(lines::REFUSAL, 1);
         self.ring();
@@ -791,8 +786,8 @@ impl Inner {
         let word = |word| self.own.load(word);
         let types = word(lines::REFUSAL_TYPES);
         let name = |number: u64| {
-            DataType::from_number(number as u32)
-                .map_or_else(|| "an unknown type".to_owned(), |dtype| dtype.to_string())
+            Label::of(number as u32)
+                .map_or_else(|| "an unknown type".to_owned(), |label| label.to_string())
         };
         self.channel.failure(mismatch(&format!(
             "receives {} bytes of {} where {} bytes of {} were sent",

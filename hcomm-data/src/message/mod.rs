@@ -62,5 +62,6 @@ pub(crate) mod ring;
 #[cfg(test)]
 mod tests;
 
+pub use header::Label;
 pub use link::MessageLink;
 pub(crate) use link::Step;

@@ -352,7 +352,7 @@ mod models {
     const HEADER: Header = Header {
         kind: Kind::Short,
         bytes: 8,
-        dtype: DataType::U8,
+        label: Label::new(DataType::U8, 0),
     };
 
     /// Three messages through two cells: the third one needs a cell that was given back.

@@ -15,7 +15,7 @@ use crate::domain::Domain;
 use crate::driver::{self, TimedOut, Wait};
 use crate::failure::Failure;
 use crate::memory::{self, Buffers, Loan, Place};
-use crate::message::MessageLink;
+use crate::message::{Label, MessageLink};
 use crate::program::{Program, Turn};
 use crate::queue::{Queue, Tried};
 use crate::runner::no_thread_notify;
@@ -421,15 +421,16 @@ impl Thread {
     /// # Errors
     /// `OutOfBounds` for a length that is not a whole number of elements, `Mismatch` if the peer
     /// has refused a message, or the first cause if the thread is poisoned.
-    pub fn send(&self, link: &MessageLink, src: &Slice, dtype: DataType) -> Result<()> {
-        check_elements(src.bytes() as u64, dtype)?;
+    pub fn send(&self, link: &MessageLink, src: &Slice, label: impl Into<Label>) -> Result<()> {
+        let label = label.into();
+        check_elements(src.bytes() as u64, label.dtype)?;
         let work = Work::Send {
             link,
             src: src.place(),
-            dtype,
+            label,
         };
         self.queue.submit(work, || {
-            Task::Send(link.clone(), Message::Slice(src.clone()), dtype)
+            Task::Send(link.clone(), Message::Slice(src.clone()), label)
         })
     }
 
@@ -439,15 +440,16 @@ impl Thread {
     /// `OutOfBounds` for a length that is not a whole number of elements, `Mismatch` for a message
     /// of another length or type, which leaves `dst` as it was, or the first cause if the thread is
     /// poisoned.
-    pub fn recv(&self, link: &MessageLink, dst: &Slice, dtype: DataType) -> Result<()> {
-        check_elements(dst.bytes() as u64, dtype)?;
+    pub fn recv(&self, link: &MessageLink, dst: &Slice, label: impl Into<Label>) -> Result<()> {
+        let label = label.into();
+        check_elements(dst.bytes() as u64, label.dtype)?;
         let work = Work::Recv {
             link,
             dst: dst.place(),
-            dtype,
+            label,
         };
         self.queue.submit(work, || {
-            Task::Recv(link.clone(), Message::Slice(dst.clone()), dtype)
+            Task::Recv(link.clone(), Message::Slice(dst.clone()), label)
         })
     }
 
@@ -461,13 +463,14 @@ impl Thread {
         &self,
         link: &MessageLink,
         src: &[u8],
-        dtype: DataType,
+        label: impl Into<Label>,
         timeout: Option<Duration>,
         before_wait: impl FnOnce() -> G,
     ) -> Result<()> {
-        check_elements(src.len() as u64, dtype)?;
+        let label = label.into();
+        check_elements(src.len() as u64, label.dtype)?;
         let tried = self.queue.try_now(link.channel(), |runner| {
-            runner.send_message(link, Place::of_lent(src), dtype)
+            runner.send_message(link, Place::of_lent(src), label)
         })?;
         if tried == Tried::Done {
             return Ok(());
@@ -478,7 +481,7 @@ impl Thread {
             output: &mut [],
         };
         self.lend_rest(buffers, timeout, tried, |message| {
-            Task::Send(link.clone(), message, dtype)
+            Task::Send(link.clone(), message, label)
         })
     }
 
@@ -490,13 +493,14 @@ impl Thread {
         &self,
         link: &MessageLink,
         dst: &mut [u8],
-        dtype: DataType,
+        label: impl Into<Label>,
         timeout: Option<Duration>,
         before_wait: impl FnOnce() -> G,
     ) -> Result<()> {
-        check_elements(dst.len() as u64, dtype)?;
+        let label = label.into();
+        check_elements(dst.len() as u64, label.dtype)?;
         let tried = self.queue.try_now(link.channel(), |runner| {
-            runner.recv_message(link, Place::of_lent_mut(dst), dtype)
+            runner.recv_message(link, Place::of_lent_mut(dst), label)
         })?;
         if tried == Tried::Done {
             return Ok(());
@@ -507,7 +511,7 @@ impl Thread {
             output: dst,
         };
         self.lend_rest(buffers, timeout, tried, |message| {
-            Task::Recv(link.clone(), message, dtype)
+            Task::Recv(link.clone(), message, label)
         })
     }
 
@@ -521,16 +525,17 @@ impl Thread {
         &self,
         link: &MessageLink,
         src: &Slice,
-        dtype: DataType,
+        label: impl Into<Label>,
         timeout: Option<Duration>,
         before_wait: impl FnOnce() -> G,
     ) -> Result<()> {
-        check_elements(src.bytes() as u64, dtype)?;
+        let label = label.into();
+        check_elements(src.bytes() as u64, label.dtype)?;
         let tried = self.queue.try_now(link.channel(), |runner| {
-            runner.send_message(link, src.place(), dtype)
+            runner.send_message(link, src.place(), label)
         })?;
         self.end_of_message(tried, timeout, before_wait, || {
-            Task::Send(link.clone(), Message::Slice(src.clone()), dtype)
+            Task::Send(link.clone(), Message::Slice(src.clone()), label)
         })
     }
 
@@ -544,16 +549,17 @@ impl Thread {
         &self,
         link: &MessageLink,
         dst: &Slice,
-        dtype: DataType,
+        label: impl Into<Label>,
         timeout: Option<Duration>,
         before_wait: impl FnOnce() -> G,
     ) -> Result<()> {
-        check_elements(dst.bytes() as u64, dtype)?;
+        let label = label.into();
+        check_elements(dst.bytes() as u64, label.dtype)?;
         let tried = self.queue.try_now(link.channel(), |runner| {
-            runner.recv_message(link, dst.place(), dtype)
+            runner.recv_message(link, dst.place(), label)
         })?;
         self.end_of_message(tried, timeout, before_wait, || {
-            Task::Recv(link.clone(), Message::Slice(dst.clone()), dtype)
+            Task::Recv(link.clone(), Message::Slice(dst.clone()), label)
         })
     }
 
