@@ -18,6 +18,10 @@ use crate::codec::{Malformed, Reader, Writer};
 /// Calls remembered.
 const KEPT: usize = 64;
 
+/// Calls told: where calls by messages do not wait for each other, ranks may come apart some calls
+/// before they find out.
+const TOLD: u64 = 16;
+
 /// How long a rank waits in one call before it tells the others which.
 const PATIENCE: Duration = Duration::from_millis(100);
 
@@ -35,27 +39,34 @@ impl Call {
     fn is_as(&self, other: &Self) -> bool {
         self.words[2] == other.words[2]
     }
+}
 
-    pub(crate) fn encode(&self) -> Vec<u8> {
-        let mut writer = Writer::new();
-        writer.u64(self.number);
-        for word in self.words {
+/// Calls as they go over a control link.
+pub(crate) fn encode(calls: &[Call]) -> Vec<u8> {
+    let mut writer = Writer::new();
+    writer.length(calls.len());
+    for call in calls {
+        writer.u64(call.number);
+        for word in call.words {
             writer.u64(word);
         }
-        writer.into_bytes()
     }
+    writer.into_bytes()
+}
 
-    pub(crate) fn decode(body: &[u8]) -> Result<Self, Malformed> {
-        let mut reader = Reader::new(body);
-        let number = reader.u64("call")?;
-        let words = [
-            reader.u64("call")?,
-            reader.u64("call")?,
-            reader.u64("call")?,
-        ];
-        reader.end("call")?;
-        Ok(Self { number, words })
-    }
+/// What [`encode`] has written.
+pub(crate) fn decode(body: &[u8]) -> Result<Vec<Call>, Malformed> {
+    let what = "calls";
+    let mut reader = Reader::new(body);
+    let calls = (0..reader.count(size_of::<Call>(), what)?)
+        .map(|_| {
+            let number = reader.u64(what)?;
+            let words = [reader.u64(what)?, reader.u64(what)?, reader.u64(what)?];
+            Ok(Call { number, words })
+        })
+        .collect::<Result<_, _>>()?;
+    reader.end(what)?;
+    Ok(calls)
 }
 
 /// The calls of one rank. One OS thread notes, any may look.
@@ -143,8 +154,17 @@ impl Calls {
         format!("{what} (collective {})", call.number)
     }
 
-    /// The call to tell the peers of, if this rank has been in it for long and they were not told.
-    pub(crate) fn to_tell(&self, now: Nanos) -> Option<Call> {
+    /// The latest calls, the oldest of them first.
+    pub(crate) fn recent(&self) -> Vec<Call> {
+        let latest = self.latest.load(Ordering::Acquire);
+        (latest.saturating_sub(TOLD - 1)..=latest)
+            .filter_map(|number| self.get(number))
+            .collect()
+    }
+
+    /// The calls to tell the peers of, if this rank has been in the latest for long and they were not
+    /// told.
+    pub(crate) fn to_tell(&self, now: Nanos) -> Option<Vec<Call>> {
         let call = self.latest()?;
         let Standing { number, since } = &self.standing;
         if number.swap(call.number, Ordering::Relaxed) != call.number {
@@ -156,41 +176,49 @@ impl Calls {
             return None;
         }
         since.store(0, Ordering::Relaxed);
-        Some(call)
+        Some(self.recent())
     }
 
-    /// Refuses what a peer tells of its call if it is not what this rank calls, or has called, under
+    /// Refuses what a peer tells of its calls if one is not what this rank calls, or has called, under
     /// the same number.
-    pub(crate) fn compare(&self, own: Rank, peer: Rank, theirs: &Call) -> Result<()> {
-        match self.get(theirs.number) {
-            Some(mine) if !mine.is_as(theirs) => {
-                let (mine, theirs) = (self.describe(&mine), self.describe(theirs));
-                Err(Error::new(
-                    ErrorKind::Mismatch,
-                    format!("rank {own} calls {mine}, rank {peer} {theirs}"),
-                )
-                .hint("all ranks have to call the same collectives in the same order")
-                .blame_rank(own)
-                .blame_rank(peer))
-            }
-            _ => Ok(()),
-        }
+    pub(crate) fn compare(&self, own: Rank, peer: Rank, theirs: &[Call]) -> Result<()> {
+        let Some(number) = self.first_apart(theirs) else {
+            return Ok(());
+        };
+        let call = |call: Option<Call>| call.map_or_else(String::new, |call| self.describe(&call));
+        let mine = call(self.get(number));
+        let theirs = call(find(theirs, number));
+        Err(Error::new(
+            ErrorKind::Mismatch,
+            format!("rank {own} calls {mine}, rank {peer} {theirs}"),
+        )
+        .hint("all ranks have to call the same collectives in the same order")
+        .blame_rank(own)
+        .blame_rank(peer))
     }
 
-    /// The error with the calls of all ranks that have said theirs, if they differ.
-    pub(crate) fn list(&self, own: Rank, others: &[(Rank, Option<Call>)], error: Error) -> Error {
-        let Some(mine) = self.latest() else {
+    /// The number of the first call of a peer that is another one here.
+    fn first_apart(&self, theirs: &[Call]) -> Option<u64> {
+        theirs
+            .iter()
+            .filter(|call| self.get(call.number).is_some_and(|mine| !mine.is_as(call)))
+            .map(|call| call.number)
+            .min()
+    }
+
+    /// The error with what each rank that has said so calls where they came apart, if they did.
+    pub(crate) fn list(&self, own: Rank, others: &[(Rank, Vec<Call>)], error: Error) -> Error {
+        let apart = others
+            .iter()
+            .filter_map(|(_, theirs)| self.first_apart(theirs));
+        let Some(number) = apart.min() else {
             return error;
         };
-        if others
+        let mut all: Vec<(Rank, Option<Call>)> = others
             .iter()
-            .flat_map(|(_, call)| call)
-            .all(|call| call.is_as(&mine))
-        {
-            return error;
-        }
-        let mut all: Vec<(Rank, Option<Call>)> = others.to_vec();
-        all.push((own, Some(mine)));
+            .map(|(rank, theirs)| (*rank, find(theirs, number)))
+            .collect();
+        all.push((own, self.get(number)));
         all.sort_unstable_by_key(|(rank, _)| *rank);
         let calls: Vec<String> = all
             .iter()
@@ -205,14 +233,14 @@ impl Calls {
     }
 
     /// Where each of the others is, compared with this rank, in words.
-    pub(crate) fn arrivals(&self, others: &[(Rank, Option<Call>)]) -> String {
+    pub(crate) fn arrivals(&self, others: &[(Rank, Vec<Call>)]) -> String {
         let Some(mine) = self.latest() else {
             return String::new();
         };
         let mut text = format!("the latest collective here: {}", self.describe(&mine));
         for (rank, theirs) in others {
             // Writing to a string does not fail.
-            let _ = match theirs {
+            let _ = match theirs.last() {
                 Some(theirs) if *theirs == mine => {
                     write!(text, "; rank {rank} waits in the same")
                 }
@@ -228,6 +256,10 @@ impl Calls {
         }
         text
     }
+}
+
+fn find(calls: &[Call], number: u64) -> Option<Call> {
+    calls.iter().copied().find(|call| call.number == number)
 }
 
 #[cfg(test)]
@@ -253,13 +285,16 @@ mod tests {
     }
 
     #[test]
-    fn a_call_travels_whole() {
-        let call = Call {
-            number: 7,
-            words: [u64::MAX, 0, 9],
-        };
-        assert_eq!(Call::decode(&call.encode()).unwrap(), call);
-        assert!(Call::decode(&call.encode()[1..]).is_err());
+    fn calls_travel_whole() {
+        let calls = [7, 8].map(|number| Call {
+            number,
+            words: [u64::MAX, 0, number],
+        });
+        let bytes = encode(&calls);
+        assert_eq!(decode(&bytes).unwrap(), calls);
+        assert!(decode(&bytes[1..]).is_err());
+        assert!(decode(&bytes[..bytes.len() - 1]).is_err());
+        assert_eq!(decode(&encode(&[])).unwrap(), []);
     }
 
     #[test]
@@ -270,30 +305,46 @@ mod tests {
         calls.note(1, words(5));
         assert_eq!(calls.to_tell(at(2)), None);
         assert_eq!(calls.to_tell(at(101)), None);
-        assert_eq!(calls.to_tell(at(102)).unwrap().number, 1);
+        assert_eq!(calls.to_tell(at(102)).unwrap().last().unwrap().number, 1);
         assert_eq!(calls.to_tell(at(500)), None);
         calls.note(2, words(5));
         assert_eq!(calls.to_tell(at(501)), None);
-        assert_eq!(calls.to_tell(at(601)).unwrap().number, 2);
+        let told: Vec<u64> = calls
+            .to_tell(at(601))
+            .unwrap()
+            .iter()
+            .map(|c| c.number)
+            .collect();
+        assert_eq!(told, [1, 2]);
     }
 
     #[test]
     fn what_differs_under_one_number_is_refused_with_both_calls() {
         let calls = Calls::new();
         calls.describe_by(|[.., last]| format!("kind {last}"));
+        calls.note(2, words(4));
         calls.note(3, words(5));
         let theirs = |number, last| Call {
             number,
             words: words(last),
         };
-        let compare = |call| calls.compare(Rank(0), Rank(1), &call);
-        assert!(compare(theirs(3, 5)).is_ok());
-        assert!(compare(theirs(4, 6)).is_ok(), "not here yet");
-        let error = compare(theirs(3, 6)).unwrap_err();
+        let compare = |theirs: &[Call]| calls.compare(Rank(0), Rank(1), theirs);
+        assert!(compare(&[theirs(3, 5)]).is_ok());
+        assert!(
+            compare(&[theirs(2, 4), theirs(4, 6)]).is_ok(),
+            "not here yet"
+        );
+        let error = compare(&[theirs(2, 4), theirs(3, 6)]).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Mismatch);
         let text = error.to_string();
         assert!(text.contains("kind 5") && text.contains("kind 6"), "{text}");
-        let others = [(Rank(1), Some(theirs(2, 9))), (Rank(2), None)];
+        // Apart before the latest, which is the same.
+        let error = compare(&[theirs(2, 8), theirs(3, 5)]).unwrap_err();
+        assert!(
+            error.to_string().contains("kind 8 (collective 2)"),
+            "{error}"
+        );
+        let others = [(Rank(1), vec![theirs(2, 9)]), (Rank(2), Vec::new())];
         assert_eq!(
             calls.arrivals(&others),
             "the latest collective here: kind 5 (collective 3); rank 1 last waited in kind 9 \

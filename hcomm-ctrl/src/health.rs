@@ -157,23 +157,25 @@ impl Health {
             return Err(self.loss(&lost));
         }
         mesh.calls()
-            .filter_map(|(peer, call)| Some((peer, call?)))
-            .try_for_each(|(peer, call)| self.calls.compare(self.rank, peer, &call))
+            .try_for_each(|(peer, theirs)| self.calls.compare(self.rank, peer, theirs))
     }
 
     /// Tells the peers which call this rank waits in, if it has for long.
     fn tell_call(&self) {
-        if let Some(call) = self.calls.to_tell(self.waiter.now())
+        if let Some(calls) = self.calls.to_tell(self.waiter.now())
             && let Ok(mut mesh) = self.mesh.try_lock()
         {
-            mesh.tell_call(&call);
+            mesh.tell_calls(&calls);
         }
     }
 
     /// Where the others are, in words; nothing if there is no collective.
     fn arrivals(&self) -> String {
         let others: Vec<_> = match self.mesh.try_lock() {
-            Ok(mesh) => mesh.calls().collect(),
+            Ok(mesh) => mesh
+                .calls()
+                .map(|(peer, calls)| (peer, calls.to_vec()))
+                .collect(),
             Err(_) => Vec::new(),
         };
         self.calls.arrivals(&others)
@@ -278,7 +280,7 @@ impl Peers for Health {
             ErrorKind::Mismatch => {
                 let own = self.calls.latest().map_or_else(String::new, |call| {
                     if let Ok(mut mesh) = self.mesh.try_lock() {
-                        mesh.tell_call(&call);
+                        mesh.tell_calls(&self.calls.recent());
                     }
                     format!("; rank {} calls {}", self.rank, self.calls.describe(&call))
                 });

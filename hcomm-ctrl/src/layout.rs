@@ -20,18 +20,20 @@ const PACKETS: u64 = 2 * MAX_PACKET_LINES as u64 * LINE;
 /// Places in the communicator buffer of every rank:
 ///
 /// ```text
-/// | probe slots, two lines a rank | packet lines, two sets a rank | half 0 | half 1 | inboxes, one a rank |
+/// | probe slots, two lines a rank | packet lines, two sets a rank | half 0 | half 1 |
+/// | inboxes, one a rank | inboxes for streams, one a rank |
 /// ```
 ///
 /// Packet lines hold what each other rank sends in packets, and never anything else. Collectives
 /// use the two halves in turn. An inbox holds what one other rank sends point to
-/// point. A probe slot is where the peer writes at the end of a channel handshake; the line
+/// point, and one for streams what it sends as the root of collectives that go by messages. A probe slot is where the peer writes at the end of a channel handshake; the line
 /// after it is where this rank keeps what it writes there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     size: u64,
     half_bytes: u64,
     inbox_bytes: u64,
+    stream_bytes: u64,
 }
 
 impl Layout {
@@ -42,6 +44,7 @@ impl Layout {
     pub fn new(size: u32, buffer_bytes: u64) -> Result<Self> {
         let size = u64::from(size);
         let inbox_bytes = (buffer_bytes / 4 / size).min(MOST_INBOX_BYTES) / (2 * LINE) * (2 * LINE);
+        let stream_bytes = (inbox_bytes / 2).next_multiple_of(2 * LINE);
         let need = MIN_BUFFER_BYTES.max(4 * size * 2 * LINE);
         if buffer_bytes < need {
             return Err(Error::new(
@@ -50,18 +53,19 @@ impl Layout {
             )
             .hint("raise HCOMM_BUFFER_BYTES"));
         }
-        let half_bytes = (buffer_bytes - inbox_bytes * size) / 2 / PAGE * PAGE;
+        let half_bytes = (buffer_bytes - (inbox_bytes + stream_bytes) * size) / 2 / PAGE * PAGE;
         Ok(Self {
             size,
             half_bytes,
             inbox_bytes,
+            stream_bytes,
         })
     }
 
     /// Bytes of the whole buffer.
     #[must_use]
     pub const fn bytes(&self) -> u64 {
-        self.inboxes() + self.size * self.inbox_stride()
+        self.streams() + self.size * self.stream_stride()
     }
 
     /// Bytes of one half.
@@ -94,6 +98,24 @@ impl Layout {
         self.inboxes() + from.0 as u64 * self.inbox_stride()
     }
 
+    /// Bytes of the longest message that fits in an inbox for streams.
+    #[must_use]
+    pub const fn stream_bytes(&self) -> u64 {
+        self.stream_bytes
+    }
+
+    /// Bytes from one inbox for streams to the next.
+    #[must_use]
+    pub const fn stream_stride(&self) -> u64 {
+        MessageLink::inbox_bytes(self.stream_bytes)
+    }
+
+    /// Where the inbox for streams from a rank begins.
+    #[must_use]
+    pub const fn stream(&self, from: Rank) -> u64 {
+        self.streams() + from.0 as u64 * self.stream_stride()
+    }
+
     /// Where a rank's probe is written.
     #[must_use]
     pub const fn probe(&self, from: Rank) -> u64 {
@@ -119,6 +141,10 @@ impl Layout {
 
     const fn probes(&self) -> u64 {
         (self.size * 2 * LINE).next_multiple_of(PAGE)
+    }
+
+    const fn streams(&self) -> u64 {
+        self.inboxes() + self.size * self.inbox_stride()
     }
 
     const fn inboxes(&self) -> u64 {
@@ -202,7 +228,12 @@ mod tests {
             assert_eq!(layout.half(0) + layout.half_bytes(), layout.half(1));
             assert_eq!(layout.half(2), layout.half(0));
             assert_eq!(layout.half(1) + layout.half_bytes(), layout.inbox(Rank(0)));
-            assert_eq!(layout.inbox(last) + layout.inbox_stride(), layout.bytes());
+            assert_eq!(
+                layout.inbox(last) + layout.inbox_stride(),
+                layout.stream(Rank(0))
+            );
+            assert_eq!(layout.stream(last) + layout.stream_stride(), layout.bytes());
+            assert!(layout.stream_bytes() >= 2 * LINE);
             assert_eq!(layout.inbox(last) % LINE, 0);
             assert!(u64::from(size) * layout.inbox_stride() <= 32 << 20);
             assert!(layout.inbox_bytes() >= 2 * LINE && layout.half_bytes() >= PAGE);

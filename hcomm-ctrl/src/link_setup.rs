@@ -102,6 +102,8 @@ pub struct PeerLink {
     /// Messages between the two ranks, where both sides map the other's buffer and the channel
     /// serves the communicator.
     pub messages: Option<MessageLink>,
+    /// The same for what goes by messages of collectives, so that it does not mix with those.
+    pub streams: Option<MessageLink>,
 }
 
 impl PeerLink {
@@ -337,7 +339,13 @@ impl LinkSetup {
                     return Ok(Advance::Wait);
                 };
                 if self.number == 0 && peer_maps && maps(&ready) {
-                    ready.messages = Some(self.messages(&ready)?);
+                    let (layout, me) = (&self.home.layout, self.home.rank);
+                    let (from, to) = (layout.inbox(self.peer), layout.inbox(me));
+                    let inboxes = (from, to, layout.inbox_bytes());
+                    ready.messages = Some(self.messages(&ready, inboxes, 0)?);
+                    let (from, to) = (layout.stream(self.peer), layout.stream(me));
+                    let inboxes = (from, to, layout.stream_bytes());
+                    ready.streams = Some(self.messages(&ready, inboxes, 1)?);
                 }
                 return Ok(Advance::Ready(ready));
             }
@@ -453,6 +461,7 @@ impl LinkSetup {
             buffer,
             memories,
             messages: None,
+            streams: None,
         })
     }
 
@@ -520,23 +529,23 @@ impl LinkSetup {
         Ok(Some(peer_maps != 0))
     }
 
-    /// The message link of a channel that both sides map.
-    fn messages(&self, ready: &PeerLink) -> Result<MessageLink> {
-        let Home {
-            rank,
-            buffer,
-            layout,
-            ..
-        } = &self.home;
-        let (from, to) = (layout.inbox(self.peer), layout.inbox(*rank));
-        let bytes = layout.inbox_stride();
+    /// A message link of a channel that both sides map, over the inbox for the peer here and the one
+    /// for this rank there.
+    fn messages(
+        &self,
+        ready: &PeerLink,
+        (from, to, bytes): (u64, u64, u64),
+        wake: u32,
+    ) -> Result<MessageLink> {
+        let Home { rank, buffer, .. } = &self.home;
+        let stride = MessageLink::inbox_bytes(bytes);
         // Nobody waits for it: plans do not use it where there is a message link.
-        let wake = Notifies::PointToPoint { sends: true }.outgoing(0)?;
+        let wake = Notifies::PointToPoint { sends: true }.outgoing(wake)?;
         MessageLink::new(
             &ready.channel,
-            &buffer.sub(from as usize..(from + bytes) as usize)?,
-            &ready.buffer.sub(to..to + bytes)?,
-            layout.inbox_bytes(),
+            &buffer.sub(from as usize..(from + stride) as usize)?,
+            &ready.buffer.sub(to..to + stride)?,
+            bytes,
             wake,
             *rank < self.peer,
         )

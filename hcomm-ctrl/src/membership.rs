@@ -14,6 +14,7 @@ use hcomm_topo::{Allowed, RankGraph};
 use hcomm_transport::{Device, Paused, Phase, Plugin, Region, Waiter, Watch};
 use hcomm_types::{Deadline, Error, ErrorKind, Nanos, Rank, Result};
 
+use crate::calls::Call;
 use crate::endpoint::Endpoints;
 use crate::group::Group;
 use crate::health::{Blocking, Health};
@@ -590,7 +591,7 @@ impl Shared {
         let Some(mine) = calls.latest() else {
             return error;
         };
-        lock(&self.mesh).tell_call(&mine);
+        lock(&self.mesh).tell_calls(&calls.recent());
         let until = Deadline::after(self.waiter.now(), NEWS);
         let mut phase = Phase::default();
         let theirs = loop {
@@ -599,13 +600,16 @@ impl Shared {
             let heard = mesh.poll(now);
             let theirs: Vec<_> = mesh
                 .calls()
-                .map(|(peer, call)| (peer, call.filter(|call| call.number == mine.number)))
                 // Who has left says no more.
-                .filter(|(peer, call)| {
-                    call.is_some() || !matches!(mesh.state(*peer), LinkState::Closed)
+                .filter(|(peer, calls)| {
+                    !calls.is_empty() || !matches!(mesh.state(*peer), LinkState::Closed)
                 })
+                .map(|(peer, calls)| (peer, calls.to_vec()))
                 .collect();
-            let all = theirs.iter().all(|(_, call)| call.is_some());
+            let has_come = |call: &Call| call.number >= mine.number;
+            let all = theirs
+                .iter()
+                .all(|(_, calls)| calls.last().is_some_and(has_come));
             if all || heard.is_err() || until.passed(now) {
                 break theirs;
             }

@@ -16,7 +16,7 @@ use hcomm_transport::Interest;
 use hcomm_types::{Deadline, Error, ErrorKind, Nanos, Rank, Result};
 
 use crate::bootstrap::Roster;
-use crate::calls::Call;
+use crate::calls::{self, Call};
 use crate::codec::{Malformed, Reader, Writer};
 use crate::dial::{self, Answer, Dial, Problem, Target};
 use crate::door::{Door, Event};
@@ -166,8 +166,8 @@ struct Link {
     early: Vec<Vec<u8>>,
     received: VecDeque<(u16, Vec<u8>)>,
     received_bytes: usize,
-    /// The call that the other side said it is in.
-    call: Option<Call>,
+    /// The calls that the other side said it is in and was in before.
+    calls: Vec<Call>,
     /// Whether it carries the news that we give up.
     told: bool,
 }
@@ -354,10 +354,10 @@ impl Mesh {
             .map(|&(kind, _)| kind)
     }
 
-    /// Tells all peers with a link which call this rank is in.
-    pub fn tell_call(&mut self, call: &Call) {
+    /// Tells all peers with a link which call this rank is in, and which it was in before.
+    pub fn tell_calls(&mut self, calls: &[Call]) {
         let mut writer = Writer::new();
-        writer.u16(CALL).raw(&call.encode());
+        writer.u16(CALL).raw(&calls::encode(calls));
         let message: Body = writer.into_bytes().into();
         for link in self.links.values_mut() {
             // Also who has given up wants to know.
@@ -369,9 +369,11 @@ impl Mesh {
         }
     }
 
-    /// The call that each linked peer said last that it is in.
-    pub fn calls(&self) -> impl Iterator<Item = (Rank, Option<Call>)> {
-        self.links.iter().map(|(peer, link)| (*peer, link.call))
+    /// What each linked peer said last of its calls.
+    pub fn calls(&self) -> impl Iterator<Item = (Rank, &[Call])> {
+        self.links
+            .iter()
+            .map(|(peer, link)| (*peer, &link.calls[..]))
     }
 
     /// The peers to which there is a link, whatever its state.
@@ -529,7 +531,7 @@ impl Link {
             early: Vec::new(),
             received: VecDeque::new(),
             received_bytes: 0,
-            call: None,
+            calls: Vec::new(),
             told: false,
         }
     }
@@ -629,7 +631,7 @@ impl Link {
                     let mut reader = Reader::new(&frame.body);
                     let kind = reader.u16("message")?;
                     if kind == CALL {
-                        self.call = Some(Call::decode(&frame.body[2..])?);
+                        self.calls = calls::decode(&frame.body[2..])?;
                         continue;
                     }
                     let body = frame.body[2..].to_vec();
