@@ -134,10 +134,11 @@ pub(crate) fn between(shape: &Shape, me: Rank, peer: Rank) -> [u64; 2] {
     ]
 }
 
-/// That of one run, by its number. Never zero.
+/// That of one run: of its call, after those before it. So ranks that have come apart find out in
+/// their next call, whatever that is. Never zero.
 #[inline]
-pub(crate) fn of_run(call: u64, sequence: u64) -> u64 {
-    spread(call ^ sequence).max(1)
+pub(crate) fn after(history: u64, call: u64) -> u64 {
+    spread(history.rotate_left(1) ^ call).max(1)
 }
 
 struct Print(u64);
@@ -215,10 +216,10 @@ mod tests {
         seen.push(of(&shape, "ring", &more));
         for (at, one) in seen.iter().enumerate() {
             // Also in the few bits that packets carry.
-            let bits = |print: u64| of_run(print, 7) & 0xf_ffff;
+            let bits = |print: u64| after(7, print) & 0xf_ffff;
             let same = |other: &&u64| bits(**other) == bits(*one);
             assert_eq!(seen.iter().filter(same).count(), 1, "{at}");
-            assert_ne!(of_run(*one, 7), of_run(*one, 8));
+            assert_ne!(after(7, *one), after(8, *one));
         }
         let in_place = Shape {
             in_place: true,

@@ -7,7 +7,7 @@ use hcomm_ctrl::{Membership, Notifies};
 use hcomm_types::{Error, ErrorKind, Result};
 
 use crate::plan::{Operation, Plan, Shape, Task};
-use crate::planner::Bound;
+use crate::planner::{Bound, Way};
 use crate::verify::{Proof, verify};
 use crate::{bind, fingerprint};
 
@@ -63,7 +63,7 @@ impl Given {
         }
         let file = serde_json::to_vec(plan).map_err(refusal)?;
         let bound = Bound {
-            program: Arc::new(bind::bind(own, &plan.shape, membership)?),
+            way: Way::Program(Arc::new(bind::bind(own, &plan.shape, membership)?)),
             words: fingerprint::words_of_plan(&plan.shape, &file),
             takes_half: own.task_count() > 0,
             is_empty: own.task_count() == 0,

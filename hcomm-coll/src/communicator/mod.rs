@@ -8,14 +8,14 @@ use std::cell::{Cell, OnceCell, RefCell};
 use std::ops::Deref;
 
 use hcomm_ctrl::Membership;
-use hcomm_data::{Buffers, Engine, MessageLink, Slice, Thread, Turn};
+use hcomm_data::{Buffers, Engine, Label, MessageLink, Program, Slice, Thread, Turn};
 use hcomm_types::{DataType, Error, ErrorKind, Rank, ReduceOp, Result};
 
 use crate::algorithms::{Handshake, Params};
 use crate::fingerprint;
 use crate::given::{self, Given};
 use crate::plan::{Buffer, Count, Operation, Plan, Shape};
-use crate::planner::{Bound, Planner};
+use crate::planner::{Bound, Planner, STREAM, Way};
 
 /// A rank's handle of a communicator.
 ///
@@ -44,6 +44,10 @@ pub struct Communicator {
     planner: RefCell<Planner>,
     /// Operations that took a half.
     halves: Cell<u64>,
+    /// Collectives.
+    calls: Cell<u64>,
+    /// The fingerprint of the latest collective, which has those of all before in it.
+    history: Cell<u64>,
     /// The thread that the latest collective was put on.
     latest: RefCell<Option<Thread>>,
     /// By rank, once it was asked for: the message link, where there is one.
@@ -78,6 +82,8 @@ impl Communicator {
             workers: RefCell::new(Vec::new()),
             planner: RefCell::new(Planner::default()),
             halves: Cell::new(0),
+            calls: Cell::new(0),
+            history: Cell::new(0),
             latest: RefCell::new(None),
         })
     }
@@ -150,7 +156,7 @@ impl Communicator {
                 .map(|plan| Given::new(plan, &self.membership))
                 .transpose()?;
             if let Some(given) = &given {
-                let parts = given.bound.program.threads.len();
+                let parts = given.bound.threads();
                 self.workers(Engine::Cpu, parts.saturating_sub(1))
                     .map_err(|error| given::refusal(error.detail()))?;
             }
@@ -175,6 +181,9 @@ impl Communicator {
             groups: None,
         };
         let packets = self.membership.maps_all();
+        if planner.streams(shape, packets) {
+            return Ok(STREAM.to_owned());
+        }
         Ok(planner.choose(shape, &params, packets)?.name().to_owned())
     }
 
@@ -257,19 +266,22 @@ impl Communicator {
 
     #[inline]
     fn run_bound(&self, shape: &Shape, bound: &Bound, buffers: &mut Buffers<'_>) -> Result<()> {
-        let Some(Begun {
-            turn,
-            fingerprint,
-            workers,
-        }) = self.begin(shape, bound, &self.main)?
-        else {
+        if bound.is_empty {
             return Ok(());
-        };
+        }
+        let fingerprint = self.begin(bound, &self.main)?;
         self.membership.used_here();
         let blocking = || self.membership.blocking();
+        let program = match &bound.way {
+            Way::Program(program) => program,
+            Way::Streams(links) => {
+                return self.stream(shape, links, fingerprint, buffers);
+            }
+        };
+        let (turn, workers) = self.take_turn(shape, bound, program, &self.main)?;
         self.main.run_blocking_with(
             &workers,
-            &bound.program,
+            program,
             buffers,
             turn,
             fingerprint,
@@ -325,42 +337,87 @@ impl Communicator {
                 };
             }
             let bound = self.planner.borrow_mut().program(shape, &self.membership)?;
-            let Some(Begun {
-                turn,
-                fingerprint,
-                workers,
-            }) = self.begin(shape, &bound, thread)?
-            else {
+            if bound.is_empty {
                 return Ok(());
-            };
-            thread.run_team(&workers, &bound.program, input, output, turn, fingerprint)
+            }
+            let fingerprint = self.begin(&bound, thread)?;
+            match &bound.way {
+                Way::Program(program) => {
+                    let (turn, workers) = self.take_turn(shape, &bound, program, thread)?;
+                    thread.run_team(&workers, program, input, output, turn, fingerprint)
+                }
+                Way::Streams(links) => {
+                    let label = label(shape, fingerprint);
+                    let is_root = shape.operation.root() == Some(self.rank());
+                    links.iter().try_for_each(|link| {
+                        if is_root {
+                            thread.send(link, input, label)
+                        } else {
+                            thread.recv(link, output, label)
+                        }
+                    })
+                }
+            }
         };
         put().map_err(|error| self.tell(call, error))
     }
 
-    /// What an operation needs to run on a thread, after those before it; `None` if this rank has
-    /// nothing to do. From here on all ranks count it.
+    /// Begins an operation on a thread, after those before it: from here on all ranks count it.
+    /// Returns its fingerprint, zero if nobody looks.
     #[inline]
-    fn begin(&self, shape: &Shape, bound: &Bound, thread: &Thread) -> Result<Option<Begun>> {
-        if bound.is_empty {
-            return Ok(None);
-        }
+    fn begin(&self, bound: &Bound, thread: &Thread) -> Result<u64> {
         self.follow(thread)?;
-        let parts = bound.program.threads.len();
-        let workers = self.workers(thread.engine(), parts.saturating_sub(1))?;
-        let turn = self.turn(shape, bound.takes_half);
-        let fingerprint = if bound.takes_half {
-            self.membership.note_call(turn.sequence, bound.words);
-            fingerprint::of_run(bound.words[2], turn.sequence)
-        } else {
+        if !bound.takes_half && matches!(bound.way, Way::Program(_)) {
             // A message says itself what it is.
-            0
+            return Ok(0);
+        }
+        let fingerprint = fingerprint::after(self.history.get(), bound.words[2]);
+        self.history.set(fingerprint);
+        let number = self.calls.get() + 1;
+        self.calls.set(number);
+        self.membership.note_call(number, bound.words);
+        Ok(fingerprint)
+    }
+
+    /// What a program needs besides: its turn, and threads for all its parts but the first.
+    #[inline]
+    fn take_turn(
+        &self,
+        shape: &Shape,
+        bound: &Bound,
+        program: &Program,
+        thread: &Thread,
+    ) -> Result<(Turn, Vec<Thread>)> {
+        let parts = program.threads.len();
+        let workers = self.workers(thread.engine(), parts.saturating_sub(1))?;
+        Ok((self.turn(shape, bound.takes_half), workers))
+    }
+
+    /// Sends what is in a buffer to others, or receives it, as messages of this call.
+    fn stream(
+        &self,
+        shape: &Shape,
+        links: &[MessageLink],
+        fingerprint: u64,
+        buffers: &mut Buffers<'_>,
+    ) -> Result<()> {
+        let Buffers::InPlace { buffer, .. } = buffers else {
+            return Err(Error::new(
+                ErrorKind::Internal,
+                "an operation by messages has one buffer",
+            ));
         };
-        Ok(Some(Begun {
-            turn,
-            fingerprint,
-            workers,
-        }))
+        let label = label(shape, fingerprint);
+        let blocking = || self.membership.blocking();
+        if shape.operation.root() == Some(self.rank()) {
+            links
+                .iter()
+                .try_for_each(|link| self.main.send_blocking(link, buffer, label, None, blocking))
+        } else {
+            links
+                .iter()
+                .try_for_each(|link| self.main.recv_blocking(link, buffer, label, None, blocking))
+        }
     }
 
     /// Collectives follow each other in call order. On one thread that is so by itself. One that is
@@ -486,13 +543,10 @@ impl Communicator {
     }
 }
 
-/// An operation about to run.
-struct Begun {
-    turn: Turn,
-    /// Zero where nobody looks.
-    fingerprint: u64,
-    /// Threads for all parts of the program but the first.
-    workers: Vec<Thread>,
+/// What messages of a call say that they are.
+fn label(shape: &Shape, fingerprint: u64) -> Label {
+    // Never that of a message of the user.
+    Label::new(shape.dtype, fingerprint as u32 | 1)
 }
 
 /// Elements as [`Communicator::shape`] takes them: a number, or a [`Count`].
