@@ -617,3 +617,40 @@ fn wrong_arguments_are_refused_and_leave_the_communicator_as_it_was() {
         all_reduce::<f32>(comm, ReduceOp::Sum, 100, false);
     });
 }
+
+/// A root does not wait for the others: what it has sent must wait for them, in order, beside
+/// messages of the user that go the other way round.
+#[test]
+fn a_root_that_runs_ahead_loses_nothing() {
+    const ROUNDS: usize = 300;
+    for size in [2, 3, 5] {
+        threads(size, |comm| {
+            let last = Rank(comm.size() - 1);
+            let value = |round: usize, at: usize| (round * 31 + at * 7) as u16;
+            for round in 0..ROUNDS {
+                // In cells, in pieces, longer than the ring, by plan; the root changes now and then.
+                let count = [1, 3, 40, 900, 5_000, 33_000, 200_000][round % 7];
+                let root = Rank((round / 50) as u32 % comm.size());
+                let mut data = vec![0u16; count];
+                if comm.rank() == root {
+                    data = (0..count).map(|at| value(round, at)).collect();
+                }
+                let (mut note, is_last) = ([0u64], comm.rank() == last);
+                // The root sends before, the receiver takes it after the broadcast.
+                if comm.rank() == Rank(0) && root == Rank(0) {
+                    comm.send(&[round as u64], last).unwrap();
+                }
+                comm.broadcast(&mut data, root).unwrap();
+                if is_last && root == Rank(0) {
+                    comm.recv(&mut note, Rank(0)).unwrap();
+                    assert_eq!(note, [round as u64]);
+                }
+                let wrong = (0..count).find(|&at| data[at] != value(round, at));
+                assert_eq!(wrong, None, "round {round} of {count} from {root}");
+                if round % 90 == 89 {
+                    all_reduce::<i32>(comm, ReduceOp::Sum, round, true);
+                }
+            }
+        });
+    }
+}
