@@ -17,12 +17,15 @@ use crate::memory::Loan;
 use crate::message::Step;
 use crate::owned::{Guard, Owned};
 use crate::program::Program;
-use crate::runner::{Now, Reason, Runner, no_thread_notify};
+use crate::runner::{Now, Patience, Reason, Runner, no_thread_notify};
 use crate::work::{Part, Run, Task, Work};
 use crate::worker::Worker;
 
 /// Quick looks, or the time of so many, for what may come soon, before a task is queued for it.
 const LOOKS: u32 = 512;
+/// How often others on this core run meanwhile, where ranks share cores: each of a few ranks once or
+/// twice.
+const TURNS: u32 = 16;
 /// Room for tasks before a queue has to grow.
 const ROOM: usize = 128;
 
@@ -303,12 +306,18 @@ impl Queue {
         if !state.has_no_tasks() {
             return Ok(Tried::Nothing);
         }
-        let most = if driver::listed() > 0 {
-            1
+        let waiter = self.domain.waiter();
+        let (looks, turns) = if driver::listed() > 0 {
+            (1, 0)
         } else {
-            self.domain.waiter().spins().clamp(1, LOOKS)
+            (waiter.spins().clamp(1, LOOKS), TURNS)
         };
-        match state.runner.run_now(part, &self.notifies, most) {
+        let patience = Patience {
+            looks,
+            turns,
+            waiter,
+        };
+        match state.runner.run_now(part, &self.notifies, &patience) {
             Ok(Now::Rest) => {
                 // Another OS thread may submit before this one has queued the rest.
                 state.has_begun = state.runner.has_begun();

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use hcomm_transport::Capabilities;
+use hcomm_transport::{Capabilities, Waiter};
 use hcomm_types::{DataType, Error, ErrorKind, ReduceOp};
 use smallvec::SmallVec;
 
@@ -105,6 +105,15 @@ impl Reason {
 }
 
 type Done = Result<bool, Failure>;
+
+/// How long to look for what is not there yet, before something else is done.
+pub(crate) struct Patience<'a> {
+    /// Quick looks, or the time of so many.
+    pub(crate) looks: u32,
+    /// How often to let others run after that, where ranks share cores.
+    pub(crate) turns: u32,
+    pub(crate) waiter: &'a dyn Waiter,
+}
 
 /// How far [`Runner::run_now`] has come.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -478,18 +487,18 @@ impl Runner {
         self.wait_for(Reason::Completions)
     }
 
-    /// The same with up to `most` looks for what is not there yet. What is left goes on with
+    /// The same with some patience for what is not there yet. What is left goes on with
     /// [`Runner::run`].
     pub(crate) fn run_now(
         &mut self,
         part: &Part<'_>,
         own: &[AtomicU64],
-        most: u32,
+        patience: &Patience<'_>,
     ) -> Result<Now, Failure> {
         let ops = &part.program.threads[part.number];
         let mut has_waited = false;
         while let Some(op) = ops.get(self.index) {
-            if !self.step_now(part, op, own, most, &mut has_waited)? {
+            if !self.step_now(part, op, own, patience, &mut has_waited)? {
                 let mut target = None;
                 self.note_missing(part.work(self.index, &mut target)?);
                 return Ok(Now::Rest);
@@ -514,7 +523,7 @@ impl Runner {
         part: &Part<'_>,
         op: &Op,
         own: &[AtomicU64],
-        most: u32,
+        patience: &Patience<'_>,
         has_waited: &mut bool,
     ) -> Done {
         let (dtype, redop) = (part.program.dtype, part.program.redop);
@@ -539,7 +548,7 @@ impl Runner {
             } => {
                 let dst = part.place(dst, bytes)?;
                 let packet = part.incoming(link, line, bytes)?;
-                self.look(most, has_waited, |this| {
+                self.look(patience, has_waited, |this| {
                     this.take_packet(|done| packet::read(dst, &packet, done))
                 })
             }
@@ -554,7 +563,7 @@ impl Runner {
                 let bytes = count * dtype.size() as u64;
                 let (dst, a) = (part.place(dst, bytes)?, part.place(a, bytes)?);
                 let packet = part.incoming(link, line, bytes)?;
-                self.look(most, has_waited, |this| {
+                self.look(patience, has_waited, |this| {
                     this.take_packet(|done| {
                         packet::reduce(dst, a, &packet, (dtype, redop, swapped), done)
                     })
@@ -563,7 +572,7 @@ impl Runner {
             Op::Wait { link, notify } => {
                 let channel = &part.program.links[usize::from(link)].channel;
                 let expected = part.expected(self.index, link);
-                self.look(most, has_waited, |this| {
+                self.look(patience, has_waited, |this| {
                     this.take_notify(channel, notify, expected)
                 })
             }
@@ -575,16 +584,16 @@ impl Runner {
             _ => {
                 let mut target = None;
                 let work = part.work(self.index, &mut target)?;
-                self.look(most, has_waited, |this| this.step(work, own))
+                self.look(patience, has_waited, |this| this.step(work, own))
             }
         }
     }
 
-    /// Looks whether something can be done, up to so many times.
+    /// Looks whether something can be done, as long as patience lasts.
     #[inline(always)]
     fn look(
         &mut self,
-        most: u32,
+        patience: &Patience<'_>,
         has_waited: &mut bool,
         mut step: impl FnMut(&mut Self) -> Done,
     ) -> Done {
@@ -592,8 +601,16 @@ impl Runner {
             return Ok(true);
         }
         *has_waited = true;
-        let mut looks = Looks::new(most);
+        let mut looks = Looks::new(patience.looks);
         while looks.again() {
+            if step(self)? {
+                return Ok(true);
+            }
+        }
+        for _ in 0..patience.turns {
+            if !patience.waiter.give_way() {
+                break;
+            }
             if step(self)? {
                 return Ok(true);
             }

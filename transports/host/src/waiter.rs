@@ -31,6 +31,12 @@ pub trait Waiter: Send + Sync + fmt::Debug {
         0
     }
 
+    /// Lets others run that share the core of this OS thread, where ranks share cores: returns whether
+    /// it has done so. Where each has a core of its own, looking again is better.
+    fn give_way(&self) -> bool {
+        false
+    }
+
     /// As [`Waiter::spins`], for a wait beside `others` more OS threads of each rank that compute
     /// or wait: few where those would need the core.
     fn spins_beside(&self, others: usize) -> u32 {
@@ -261,6 +267,14 @@ impl Waiter for SystemWaiter {
             }
             Some(sleeps) => self.sleep(sleeps, watch),
         }
+    }
+
+    fn give_way(&self) -> bool {
+        let shares = self.policy.spins <= 1 && self.policy.yields > 0;
+        if shares {
+            std::thread::yield_now();
+        }
+        shares
     }
 
     fn spins(&self) -> u32 {
