@@ -42,7 +42,9 @@ mod fingerprint;
 mod given;
 pub mod plan;
 mod planner;
+mod rule;
 pub mod verify;
 
 pub use communicator::{Communicator, Elements};
-pub use planner::{SLICE_BYTES, rule};
+pub use planner::SLICE_BYTES;
+pub use rule::{algorithm as rule, goes_by_messages};

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use hcomm_ctrl::Membership;
-use hcomm_data::{MessageLink, Program, packet_lines};
+use hcomm_data::{MessageLink, Program};
 use hcomm_types::{Error, ErrorKind, Rank, Result};
 use rustc_hash::FxHashMap;
 
@@ -13,6 +13,7 @@ use crate::bind;
 use crate::fingerprint;
 use crate::given::Given;
 use crate::plan::{Operation, RankPlan, Shape, Task};
+use crate::rule;
 use crate::verify::{self, Proof};
 
 /// Programs kept. Beyond that the one not used for the longest time goes, so that calls with ever
@@ -22,36 +23,9 @@ const KEPT: usize = 128;
 /// [`Params::slice_bytes`] of communicators: so many bytes stay in a core's cache.
 pub const SLICE_BYTES: u64 = 512 << 10;
 
-/// Up to here (input bytes times ranks) one step with more bytes beats two steps with fewer.
-/// To be replaced by the cost model.
-const ONE_SHOT_BYTES: u64 = 128 << 10;
-
-/// Lines of a packet up to which packets beat writes with notifies, where the ranks map each
-/// other's memory: measured with two ranks that share an L3. A reduction takes 25 ns a line, so that
-/// it loses from five on; what is only copied won with ten, and more was not tried. A barrier, which
-/// is all flags, is no faster in packets than with notifies.
-const PACKET_LINES: u64 = 10;
-const REDUCED_PACKET_LINES: u64 = 4;
-
-/// Up to so many ranks it is tried: who has more gains nothing from a cache line less.
-const PACKET_RANKS: u32 = 64;
-
 /// Plans with at most this many tasks are proven before they run in builds with debug assertions,
 /// so hardly a test runs a plan that is not; larger ones would hold up the tests.
 const VERIFIED_TASKS: usize = 20_000;
-
-/// Bytes up to which a broadcast goes by messages where ranks map each other's memory: the root need
-/// not wait for the others, so what follows on each other costs a fraction of a hand-over, and a
-/// fraction of a change of ranks where they share cores. Above, it is worth more that all read one
-/// copy. Measured with 4 and 8 ranks on 2 cores: of 4 KiB 0.5 and 1.0 µs instead of 3.0 and 9.1, of
-/// 64 KiB 4.3 and 10.8 instead of 5.5 and 12.6, of 256 KiB 18 and 54 instead of 12 and 28.
-const STREAMED_BYTES: u64 = 64 << 10;
-
-/// Bytes to all receivers together up to which one rank's copying holds nobody up.
-const STREAMED_BYTES_TO_ALL: u64 = 512 << 10;
-
-/// Name of that way in tables.
-pub(crate) const STREAM: &str = "stream";
 
 /// How an operation goes.
 #[derive(Debug)]
@@ -147,18 +121,7 @@ impl Planner {
 
     /// Whether a shape goes by messages. The same answer on all ranks.
     pub(crate) fn streams(&self, shape: &Shape, maps_all: bool) -> bool {
-        let receivers = u64::from(shape.ranks.saturating_sub(1));
-        // One receiver copies as much either way.
-        let fits = receivers == 1
-            || shape.count_bytes() <= STREAMED_BYTES
-                && shape.count_bytes().saturating_mul(receivers) <= STREAMED_BYTES_TO_ALL;
-        matches!(shape.operation, Operation::Broadcast { .. })
-            && shape.in_place
-            && shape.ranks > 1
-            && !shape.is_nothing()
-            && fits
-            && self.forced.is_none()
-            && maps_all
+        self.forced.is_none() && maps_all && rule::goes_by_messages(shape)
     }
 
     /// The algorithm for a shape; `packets` says whether the ranks can send any.
@@ -176,7 +139,7 @@ impl Planner {
         let wish = self.forced.filter(|name| {
             algorithms::by_name(name).is_none_or(|wish| is_message || !wish.is_for_messages())
         });
-        let name = wish.unwrap_or_else(|| rule(shape, params, packets));
+        let name = wish.unwrap_or_else(|| rule::algorithm(shape, params, packets));
         let algorithm = algorithms::by_name(name)
             .ok_or_else(|| Error::new(ErrorKind::Internal, format!("no algorithm `{name}`")))?;
         if algorithm.has_packets() && !packets {
@@ -192,7 +155,7 @@ impl Planner {
         // A wish for the collectives is no wish for barriers and point-to-point.
         match shape.operation {
             Operation::Barrier | Operation::SendRecv { .. } => {
-                algorithms::by_name(rule(shape, params, packets)).ok_or_else(|| {
+                algorithms::by_name(rule::algorithm(shape, params, packets)).ok_or_else(|| {
                     Error::new(
                         ErrorKind::Internal,
                         "the rule names an algorithm that is not there",
@@ -329,7 +292,7 @@ impl Planner {
         };
         Ok(Bound {
             way: Way::Streams(links),
-            words: fingerprint::words(shape, STREAM, &params),
+            words: fingerprint::words(shape, rule::STREAM, &params),
             takes_half: false,
             is_empty: false,
         })
@@ -404,30 +367,6 @@ fn most_records(plan: &RankPlan) -> u64 {
         *records.entry(to).or_default() += 1;
     }
     records.into_values().max().unwrap_or(0)
-}
-
-/// Name of the algorithm that communicators take for a shape when nobody asks for another one.
-/// `packets` says whether all ranks map each other's memory, so that they can send packets.
-#[must_use]
-pub fn rule(shape: &Shape, params: &Params, packets: bool) -> &'static str {
-    let ranks = u64::from(shape.ranks);
-    let total = shape.count_bytes().saturating_mul(ranks);
-    let most = if shape.operation.reduces() {
-        REDUCED_PACKET_LINES
-    } else {
-        PACKET_LINES
-    };
-    let in_packets =
-        packets && shape.ranks <= PACKET_RANKS && packet_lines(shape.count_bytes()) <= most;
-    match shape.operation {
-        Operation::SendRecv { .. } => "pair",
-        Operation::Barrier => "mesh_one_shot",
-        // Each pair for itself, as a rank may know no others.
-        Operation::AllToAll if !shape.count.is_even() => "pairwise",
-        _ if in_packets => "mesh_packet",
-        _ if total <= ONE_SHOT_BYTES.min(params.scratch_bytes / 2) => "mesh_one_shot",
-        _ => "mesh_two_shot",
-    }
 }
 
 #[cfg(test)]

@@ -15,7 +15,8 @@ use crate::algorithms::{Handshake, Params};
 use crate::fingerprint;
 use crate::given::{self, Given};
 use crate::plan::{Buffer, Count, Operation, Plan, Shape};
-use crate::planner::{Bound, Planner, STREAM, Way};
+use crate::planner::{Bound, Planner, Way};
+use crate::rule;
 
 /// A rank's handle of a communicator.
 ///
@@ -182,7 +183,7 @@ impl Communicator {
         };
         let packets = self.membership.maps_all();
         if planner.streams(shape, packets) {
-            return Ok(STREAM.to_owned());
+            return Ok(rule::STREAM.to_owned());
         }
         Ok(planner.choose(shape, &params, packets)?.name().to_owned())
     }

@@ -3,7 +3,7 @@
 use clap::{Args, ValueEnum};
 use hcomm_coll::algorithms::algorithms;
 use hcomm_coll::plan::Shape;
-use hcomm_coll::rule;
+use hcomm_coll::{goes_by_messages, rule};
 use hcomm_types::Result;
 
 use super::{PlanOp, ShapeArgs};
@@ -64,6 +64,9 @@ fn of(args: &ListArgs, op: PlanOp) -> Result<String> {
     let packets = args.packets == 1;
     let taken = rule(&shape, &params, packets);
     let mut text = format!("{shape}; the rule takes {taken}\n");
+    if packets && goes_by_messages(&shape) {
+        text += "by plan; communicators send it by messages, which takes none\n";
+    }
     for algorithm in algorithms() {
         let can = if !algorithm.supports(&shape) {
             "no"
