@@ -88,8 +88,8 @@ pub fn goes_by_messages(shape: &Shape) -> bool {
     // One receiver copies as much either way.
     let fits = receivers == 1
         || bytes <= STREAMED_BYTES && bytes.saturating_mul(receivers) <= STREAMED_BYTES_TO_ALL;
+    // Whether it is in place is the business of each rank.
     matches!(shape.operation, Operation::Broadcast { .. })
-        && shape.in_place
         && shape.ranks > 1
         && !shape.is_nothing()
         && fits

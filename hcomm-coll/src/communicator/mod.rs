@@ -349,14 +349,19 @@ impl Communicator {
                 }
                 Way::Streams(links) => {
                     let label = label(shape, fingerprint);
-                    let is_root = shape.operation.root() == Some(self.rank());
-                    links.iter().try_for_each(|link| {
-                        if is_root {
-                            thread.send(link, input, label)
-                        } else {
-                            thread.recv(link, output, label)
-                        }
-                    })
+                    if shape.operation.root() != Some(self.rank()) {
+                        return links
+                            .iter()
+                            .try_for_each(|link| thread.recv(link, output, label));
+                    }
+                    links
+                        .iter()
+                        .try_for_each(|link| thread.send(link, input, label))?;
+                    if shape.in_place {
+                        Ok(())
+                    } else {
+                        thread.copy(output, input)
+                    }
                 }
             }
         };
@@ -394,7 +399,7 @@ impl Communicator {
         Ok((self.turn(shape, bound.takes_half), workers))
     }
 
-    /// Sends what is in a buffer to others, or receives it, as messages of this call.
+    /// Sends the root's input to others, or receives it, as messages of this call.
     fn stream(
         &self,
         shape: &Shape,
@@ -402,22 +407,57 @@ impl Communicator {
         fingerprint: u64,
         buffers: &mut Buffers<'_>,
     ) -> Result<()> {
-        let Buffers::InPlace { buffer, .. } = buffers else {
-            return Err(Error::new(
-                ErrorKind::Internal,
-                "an operation by messages has one buffer",
-            ));
-        };
         let label = label(shape, fingerprint);
-        let blocking = || self.membership.blocking();
-        if shape.operation.root() == Some(self.rank()) {
-            links
-                .iter()
-                .try_for_each(|link| self.main.send_blocking(link, buffer, label, None, blocking))
-        } else {
-            links
-                .iter()
-                .try_for_each(|link| self.main.recv_blocking(link, buffer, label, None, blocking))
+        let send = |input: &[u8]| {
+            links.iter().try_for_each(|link| {
+                let blocking = || self.membership.blocking();
+                self.main.send_blocking(link, input, label, None, blocking)
+            })
+        };
+        let receive = |output: &mut [u8]| {
+            links.iter().try_for_each(|link| {
+                let blocking = || self.membership.blocking();
+                self.main.recv_blocking(link, output, label, None, blocking)
+            })
+        };
+        let is_root = shape.operation.root() == Some(self.rank());
+        match buffers {
+            Buffers::Separate { input, output } if is_root => {
+                send(input)?;
+                output.copy_from_slice(input);
+                Ok(())
+            }
+            Buffers::Separate { output, .. } => receive(output),
+            Buffers::InPlace {
+                buffer,
+                input_offset,
+                input_bytes,
+                output_offset,
+                output_bytes,
+            } => {
+                let inside = |offset: usize, bytes: usize| {
+                    let end = offset.checked_add(bytes).filter(|end| *end <= buffer.len());
+                    end.map(|end| offset..end).ok_or_else(|| {
+                        Error::new(
+                            ErrorKind::OutOfBounds,
+                            format!(
+                                "{bytes} bytes at offset {offset} of a buffer of {} bytes",
+                                buffer.len()
+                            ),
+                        )
+                    })
+                };
+                let output = inside(*output_offset, *output_bytes)?;
+                if !is_root {
+                    return receive(&mut buffer[output]);
+                }
+                let input = inside(*input_offset, *input_bytes)?;
+                send(&buffer[input.clone()])?;
+                if input != output {
+                    buffer.copy_within(input, output.start);
+                }
+                Ok(())
+            }
         }
     }
 

@@ -654,3 +654,44 @@ fn a_root_that_runs_ahead_loses_nothing() {
         });
     }
 }
+
+/// Out of place at some ranks and in place at others, as each likes; by messages and by plan.
+#[test]
+fn a_broadcast_may_be_in_place_at_some_ranks_only() {
+    use hcomm::Buffers;
+    for size in [2, 4] {
+        threads(size, |comm| {
+            for (count, algorithm) in [(5, None), (3_000, None), (100, Some("mesh_one_shot"))] {
+                comm.force_algorithm(algorithm).unwrap();
+                for root in (0..comm.size()).map(Rank) {
+                    let in_place = (comm.rank().0 + root.0).is_multiple_of(2);
+                    let operation = Operation::Broadcast { root };
+                    let shape = comm.shape(operation, count, DataType::U8, ReduceOp::Sum, in_place);
+                    let expected: Vec<u8> = samples(ReduceOp::Sum, root.0, 0, count);
+                    let input: Vec<u8> = samples(ReduceOp::Sum, comm.rank().0, 0, count);
+                    let mut output = input.clone();
+                    let is_root = comm.rank() == root;
+                    let buffers = if in_place {
+                        Buffers::InPlace {
+                            buffer: &mut output,
+                            input_offset: 0,
+                            input_bytes: if is_root { count } else { 0 },
+                            output_offset: 0,
+                            output_bytes: count,
+                        }
+                    } else {
+                        output.fill(0);
+                        let input = if is_root { &input[..] } else { &[] };
+                        Buffers::Separate {
+                            input,
+                            output: &mut output,
+                        }
+                    };
+                    comm.execute("broadcast", &shape, buffers).unwrap();
+                    assert_same(format!("{count} from {root}"), &output, &expected);
+                }
+            }
+            comm.force_algorithm(None).unwrap();
+        });
+    }
+}
