@@ -9,6 +9,8 @@ from collections import namedtuple
 NEAR_NS = 80.0
 FEW = 5  # cells with fewer samples are put in brackets
 MARKS = ("<!-- peers:begin -->", "<!-- peers:end -->")
+# Those of a run without the section p2p.
+COLLECTIVE_MARKS = ("<!-- peers-collectives:begin -->", "<!-- peers-collectives:end -->")
 # Here ranks share cores or take long, and the state is not told apart.
 ONE_STATE = ("coll4", "coll8", "start", "net", "rate")
 RISING = ("GB/s", "Mmsg/s")
@@ -195,6 +197,38 @@ def sections(data, wanted=()):
     return "\n".join(parts)
 
 
+def collectives(data):
+    """hcomm's time over that of the best peer for every collective and size, and the geometric mean
+    of all of them."""
+    found, lines, points = cells(data), [], []
+    for (section, what, ranks, unit, state), row in sorted(found.items(), key=lambda f: f[0][:3]):
+        if not section.startswith("coll") or unit != "us":
+            continue
+        ours = row.get("hcomm/user", {})
+        texts, mine = {}, []
+        for size, cell in ours.items():
+            others = [(row[peer][size], peer) for peer in row
+                      if not is_hcomm(peer) and size in row[peer]]
+            if other := best(others, unit):
+                ratio = cell.median / other[0].median
+                mine.append(ratio)
+                few = cell.count < FEW or other[0].count < FEW
+                texts[size] = ("(%.2f)" if few else "%.2f") % ratio
+        if mine:
+            points += mine
+            name = "%s, %d" % (what, ranks)
+            lines.append((name, state, "%.2f" % statistics.geometric_mean(mine), texts))
+    if not points:
+        return ""
+    above = sum(point > 1 for point in points)
+    return (
+        "### collectives: time of hcomm over that of the best peer\n\n"
+        + by_sizes(("operation, ranks", "cores", "mean"), lines)
+        + "\nGeometric mean of %d points: **%.2f** (goal 0.6); %d of them above 1.\n"
+        % (len(points), statistics.geometric_mean(points), above)
+    )
+
+
 def ratios(row, state, unit):
     """A row for each of hcomm's in `row`: its median over that of the best peer."""
     rows = []
@@ -285,13 +319,13 @@ def unmeasured(data):
             if launches == 0 and is_hcomm(name.split(" ")[1])]
 
 
-def paste(path, data, *parts):
-    """Puts the tables between the marks of a page."""
+def paste(path, data, marks, *parts):
+    """Puts the tables between two marks of a page."""
     with open(path) as file:
-        before, begin, rest = file.read().partition(MARKS[0])
-    _, end, after = rest.partition(MARKS[1])
+        before, begin, rest = file.read().partition(marks[0])
+    _, end, after = rest.partition(marks[1])
     if not begin or not end:
-        raise SystemExit("error: %s lacks %s and %s" % (path, *MARKS))
+        raise SystemExit("error: %s lacks %s and %s" % (path, *marks))
     text = "\n".join(filter(None, (head(data), *parts, footnotes(data))))
     with open(path, "w") as file:
         file.write(before + begin + "\n" + text.rstrip("\n") + "\n" + end + after)

@@ -25,6 +25,24 @@ PUT = {
 }
 
 
+class Collectives(unittest.TestCase):
+    def test_the_mean_is_over_all_points_with_a_peer(self):
+        samples = {
+            "coll2|a|allreduce|2|8|us": [[1.0, 30]] * 5 + [[4.0, 170]] * 5,
+            "coll2|b|allreduce|2|8|us": [[2.0, 30]] * 5,
+            "coll2|hcomm/user|allreduce|2|8|us": [[0.5, 30]] * 5 + [[1.0, 170]] * 2,
+            "coll4|a|bcast|4|64|us": [[1.0, -1]] * 5,
+            "coll4|hcomm/user|bcast|4|64|us": [[2.0, -1]] * 5,
+            "coll4|hcomm/user|bcast|4|128|us": [[9.0, -1]] * 5,
+        }
+        text = tables.collectives(data(samples))
+        self.assertEqual(line(text, "allreduce, 2", "near")[2:], ["0.50", "0.50", ""])
+        self.assertEqual(line(text, "allreduce, 2", "far")[2:], ["0.25", "(0.25)", ""])
+        self.assertEqual(line(text, "bcast, 4")[2:], ["2.00", "", "2.00"])
+        self.assertIn("Geometric mean of 3 points: **0.63** (goal 0.6); 1 of them above 1.", text)
+        self.assertEqual(tables.collectives(data(PUT)), "")
+
+
 class Goals(unittest.TestCase):
     def test_each_state_has_its_own_best_peer(self):
         text = tables.goals(data(PUT))
@@ -100,12 +118,13 @@ class Run(unittest.TestCase):
                 if not os.path.exists(page):
                     with open(page, "w") as file:
                         file.write("a\n%s\nold\n%s\nb\n" % tables.MARKS)
-                tables.paste(page, data(PUT), "new\n")
+                tables.paste(page, data(PUT), tables.MARKS, "new\n")
                 with open(page) as file:
                     self.assertEqual(file.read(), "a\n%s\nnew\n%s\nb\n" % tables.MARKS)
             with open(page, "w") as file:
                 file.write("no marks\n")
-            self.assertRaises(SystemExit, tables.paste, page, data(PUT), "new\n")
+            self.assertRaises(SystemExit, tables.paste, page, data(PUT),
+                              tables.COLLECTIVE_MARKS, "new\n")
 
 
 if __name__ == "__main__":
