@@ -108,6 +108,16 @@ fn check(plan: &Plan, params: &Params) {
         "{} for {shape}: bits differ between ranks",
         plan.algorithm
     );
+    if by_name(&plan.algorithm)
+        .unwrap()
+        .combines_in_rank_order(shape)
+    {
+        assert!(
+            proof.rank_order,
+            "{} for {shape} does not keep the order of ranks",
+            plan.algorithm
+        );
+    }
     assert!(!proof.touches_remote_user_buffers);
     for rank in &plan.ranks {
         assert!(

@@ -28,7 +28,7 @@ pub struct Variable {
 pub const DEFAULT_BUFFER_BYTES: u64 = 16 << 20;
 
 /// Every environment variable that starts with `HCOMM_`. Others with that beginning are errors.
-pub const VARIABLES: [Variable; 10] = [
+pub const VARIABLES: [Variable; 11] = [
     Variable {
         name: "HCOMM_BUFFER_BYTES",
         meaning: "size of a communicator's own buffer: a number, with K, M or G for powers of 1024",
@@ -40,6 +40,12 @@ pub const VARIABLES: [Variable; 10] = [
         meaning: "how long start-up waits for all ranks: seconds, 0 for no end; the same on all ranks",
         default: "120",
         known_as: &["HCCL_CONNECT_TIMEOUT"],
+    },
+    Variable {
+        name: "HCOMM_DETERMINISTIC",
+        meaning: "1: reductions combine in rank order whatever the algorithm, or are refused; the same on all ranks",
+        default: "0",
+        known_as: &["HCCL_DETERMINISTIC"],
     },
     Variable {
         name: "HCOMM_EXEC_TIMEOUT",
@@ -98,6 +104,7 @@ pub struct Settings {
     connect_timeout: Duration,
     exec_timeout: Duration,
     buffer_bytes: u64,
+    deterministic: bool,
     job_key: Option<JobKey>,
     root: Option<RootAddress>,
     socket_ifname: String,
@@ -112,6 +119,7 @@ impl Default for Settings {
             connect_timeout: DEFAULT_CONNECT_TIMEOUT,
             exec_timeout: DEFAULT_EXECUTION_TIMEOUT,
             buffer_bytes: DEFAULT_BUFFER_BYTES,
+            deterministic: false,
             job_key: None,
             root: None,
             socket_ifname: String::new(),
@@ -151,6 +159,13 @@ impl Settings {
             match name.as_str() {
                 "HCOMM_BUFFER_BYTES" => settings.buffer_bytes = parse_bytes(&name, &value)?,
                 "HCOMM_CONNECT_TIMEOUT" => settings.connect_timeout = parse_seconds(&name, &value)?,
+                "HCOMM_DETERMINISTIC" => {
+                    settings.deterministic = match value.as_str() {
+                        "0" => false,
+                        "1" => true,
+                        _ => return Err(bad_value(&name, &value, "0 or 1")),
+                    };
+                }
                 "HCOMM_EXEC_TIMEOUT" => settings.exec_timeout = parse_seconds(&name, &value)?,
                 "HCOMM_JOB_KEY" => {
                     if value.is_empty() {
@@ -195,6 +210,12 @@ impl Settings {
     #[must_use]
     pub const fn exec_timeout(&self) -> Duration {
         self.exec_timeout
+    }
+
+    /// Whether reductions combine in rank order, whatever the algorithm.
+    #[must_use]
+    pub const fn deterministic(&self) -> bool {
+        self.deterministic
     }
 
     /// Bytes of a communicator's own buffer.
@@ -251,6 +272,13 @@ impl Settings {
     #[must_use]
     pub const fn with_exec_timeout(mut self, timeout: Duration) -> Self {
         self.exec_timeout = timeout;
+        self
+    }
+
+    /// Option for `HCOMM_DETERMINISTIC`.
+    #[must_use]
+    pub const fn with_deterministic(mut self, deterministic: bool) -> Self {
+        self.deterministic = deterministic;
         self
     }
 
@@ -329,6 +357,10 @@ impl Settings {
         [
             ("HCOMM_BUFFER_BYTES", self.buffer_bytes.to_string()),
             ("HCOMM_CONNECT_TIMEOUT", seconds(self.connect_timeout)),
+            (
+                "HCOMM_DETERMINISTIC",
+                u8::from(self.deterministic).to_string(),
+            ),
             ("HCOMM_EXEC_TIMEOUT", seconds(self.exec_timeout)),
         ]
         .map(|(name, value)| (name.to_owned(), value))
@@ -452,6 +484,7 @@ mod tests {
             let value = match variable.name {
                 "HCOMM_JOB_KEY_FILE" => path,
                 "HCOMM_ROOT" => "a:1",
+                "HCOMM_DETERMINISTIC" => "1",
                 _ => "7",
             };
             let settings = from(&[(variable.name, value)]).unwrap();
@@ -482,6 +515,7 @@ mod tests {
             ("HCOMM_CONNECT_TIMEOUT", "-1"),
             ("HCOMM_CONNECT_TIMEOUT", "NaN"),
             ("HCOMM_CONNECT_TIMEOUT", "1e99"),
+            ("HCOMM_DETERMINISTIC", "yes"),
             ("HCOMM_EXEC_TIMEOUT", "ten"),
             ("HCOMM_BUFFER_BYTES", "0"),
             ("HCOMM_BUFFER_BYTES", "16T"),

@@ -38,6 +38,10 @@ impl Algorithm for MeshPacket {
         true
     }
 
+    fn combines_in_rank_order(&self, _shape: &Shape) -> bool {
+        true
+    }
+
     fn plan_rank(&self, shape: &Shape, params: &Params, rank: Rank) -> Result<RankPlan, PlanError> {
         if let Some(done) = begin(self, shape, rank)? {
             return Ok(done);

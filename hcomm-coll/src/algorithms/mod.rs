@@ -111,6 +111,12 @@ pub trait Algorithm: Send + Sync {
     /// Whether it can plan this.
     fn supports(&self, shape: &Shape) -> bool;
 
+    /// Whether its plans combine every element in rank order, the input of each rank with all before
+    /// it: then the bits of a result do not depend on the algorithm. Of two ranks all do.
+    fn combines_in_rank_order(&self, shape: &Shape) -> bool {
+        !shape.operation.reduces() || shape.ranks <= 2
+    }
+
     /// Whether its plans may have packets, which need ranks that map each other's memory.
     fn has_packets(&self) -> bool {
         false

@@ -41,6 +41,7 @@ pub(super) struct End {
     pub(super) synchronising: bool,
     pub(super) quiescent: bool,
     pub(super) same_bits: bool,
+    pub(super) rank_order: bool,
     pub(super) notify_capacity: u64,
 }
 
@@ -284,15 +285,20 @@ impl<'p> Execution<'p> {
     /// Looks at what the run has left.
     pub(super) fn finish(mut self) -> End {
         let complete = self.ends.iter().flatten().all(Option::is_some);
-        let (mut quiescent, mut same_bits) = (false, false);
+        let mut quiescent = false;
+        let mut combined = results::Combined {
+            same_bits: false,
+            rank_order: false,
+        };
         if complete {
             quiescent = results::check_ends(&mut self);
-            same_bits = results::check_outputs(&mut self);
+            combined = results::check_outputs(&mut self);
         }
         End {
             synchronising: complete && self.rounds.len() == 1 && self.is_synchronising(),
             quiescent,
-            same_bits,
+            same_bits: combined.same_bits,
+            rank_order: combined.rank_order,
             notify_capacity: self.notify_capacity,
             findings: self.findings,
         }

@@ -86,6 +86,10 @@ pub struct Proof {
     /// Each output element is combined by one and the same tree on all ranks, so that rounding
     /// gives the same bits everywhere. True for operations that combine nothing.
     pub same_bits: bool,
+    /// Each output element is combined in rank order, the input of each rank with all before it, so
+    /// that rounding gives the bits of every other plan of which that is true. True for operations
+    /// that combine nothing.
+    pub rank_order: bool,
     /// Largest value that any notify reaches in any run. Where plans follow each other, all of
     /// them synchronising, a rank is at most one plan ahead of another, so the largest value is at
     /// most the sum of those of two neighbours.
@@ -159,6 +163,7 @@ pub fn verify_all(plan: &Plan) -> Result<Proof, Vec<Finding>> {
         synchronising: end.synchronising,
         quiescent: end.quiescent,
         same_bits: end.same_bits,
+        rank_order: end.rank_order,
         notify_capacity: end.notify_capacity,
         ..usage::usage(plan)
     })

@@ -52,9 +52,17 @@ pub(super) fn check_ends(run: &mut Execution<'_>) -> bool {
     quiescent
 }
 
-/// Checks what the outputs hold. Returns whether all ranks combined each element by one tree.
-pub(super) fn check_outputs(run: &mut Execution<'_>) -> bool {
-    let mut same_bits = true;
+/// How the elements of outputs were combined.
+pub(super) struct Combined {
+    /// Each element by one tree on all ranks.
+    pub(super) same_bits: bool,
+    /// Each element in rank order.
+    pub(super) rank_order: bool,
+}
+
+/// Checks what the outputs hold.
+pub(super) fn check_outputs(run: &mut Execution<'_>) -> Combined {
+    let (mut same_bits, mut rank_order) = (true, true);
     for (round, plan) in run.rounds.iter().enumerate() {
         let mut trees: Option<Vec<(u64, ExpressionId)>> = None;
         for rank in plan.shape.all_ranks() {
@@ -62,12 +70,21 @@ pub(super) fn check_outputs(run: &mut Execution<'_>) -> bool {
             for (part, expected) in expectations(plan, rank) {
                 check_part(run, round, rank, part, &expected, &mut mine);
             }
+            if plan.shape.operation.reduces() {
+                let ranks = plan.shape.ranks;
+                rank_order &= mine
+                    .iter()
+                    .all(|(_, tree)| run.expressions.is_in_rank_order(*tree, ranks));
+            }
             if plan.shape.operation == Operation::AllReduce {
                 same_bits &= trees.get_or_insert_with(|| mine.clone()) == &mine;
             }
         }
     }
-    same_bits
+    Combined {
+        same_bits,
+        rank_order,
+    }
 }
 
 /// What a part of an output must hold.

@@ -108,6 +108,7 @@ pub(super) fn usage(plan: &Plan) -> Proof {
         synchronising: false,
         quiescent: false,
         same_bits: !matches!(plan.shape.operation, Operation::AllReduce),
+        rank_order: !plan.shape.operation.reduces(),
         notify_capacity: 0,
         notifies: channels
             .iter()

@@ -88,6 +88,9 @@ pub(super) enum Misfit {
 struct Expression {
     round: u32,
     ranks: SmallVec<[u64; 1]>,
+    /// How many ranks, from the first on, are combined in rank order: each with all before it. Zero
+    /// if it is anything else.
+    in_order: u32,
 }
 
 /// All expressions that occur.
@@ -112,7 +115,11 @@ impl Expressions {
         }
         let mut ranks = SmallVec::from_elem(0, rank.index() / 64 + 1);
         ranks[rank.index() / 64] = 1 << (rank.index() % 64);
-        let id = self.add(Expression { round, ranks });
+        let id = self.add(Expression {
+            round,
+            ranks,
+            in_order: u32::from(rank == Rank(0)),
+        });
         self.inputs.insert((round, rank), id);
         id
     }
@@ -139,7 +146,18 @@ impl Expressions {
             }
             *mine |= *theirs;
         }
-        let id = self.add(Expression { round, ranks });
+        // Operands may be swapped: every operation gives the same number either way.
+        let next = |so_far: ExpressionId, one: ExpressionId| {
+            let before = self.all[so_far.0 as usize].in_order;
+            let follows = before > 0 && self.is_input(one, round, Rank(before));
+            follows.then_some(before + 1)
+        };
+        let in_order = next(a, b).or_else(|| next(b, a)).unwrap_or(0);
+        let id = self.add(Expression {
+            round,
+            ranks,
+            in_order,
+        });
         self.combined.insert((a, b), id);
         Ok(id)
     }
@@ -208,6 +226,11 @@ impl Expressions {
         let expression = &self.all[id.0 as usize];
         let present: u32 = expression.ranks.iter().map(|word| word.count_ones()).sum();
         expression.round == round && present == ranks
+    }
+
+    /// Whether so many ranks are combined in rank order, and no more.
+    pub(super) fn is_in_rank_order(&self, id: ExpressionId, ranks: u32) -> bool {
+        self.all[id.0 as usize].in_order == ranks
     }
 
     /// An expression in words: which ranks contribute.

@@ -17,6 +17,7 @@ mod command_plan;
 mod command_run;
 mod death;
 mod delay;
+mod deterministic;
 mod examples;
 mod job;
 mod leaks;

@@ -84,6 +84,7 @@ fn right(plan: &Plan, proof: &Proof) -> String {
         format!("  synchronising: {}", yes(proof.synchronising)),
         format!("  quiescent: {}", yes(proof.quiescent)),
         format!("  same bits on all ranks: {}", yes(proof.same_bits)),
+        format!("  combines in rank order: {}", yes(proof.rank_order)),
         format!(
             "  notifies: {} a channel, none above {} at any time",
             proof.notifies, proof.notify_capacity
