@@ -1,7 +1,8 @@
 //! Pairwise exchange: in step *k* a rank sends to the *k*-th rank to its right and receives from
 //! the *k*-th to its left, so that nobody is sent to by two at once.
 //!
-//! In place it is the rank whose number and the own one add up to *k*, which is symmetric.
+//! With one count for all it is the rank whose number and the own one add up to *k*, which is
+//! symmetric, so that it may be in place.
 //!
 //! For all-to-all, with one count for all or one for each pair, of which a rank needs to know only
 //! its own. Each pair of ranks has two slots at the receiver, used in turn; a notify gives a slot
@@ -76,8 +77,9 @@ impl Pairs<'_> {
         let (own, kept) = (shape.sent_part(me, me), shape.received_part(me, me));
         tasks.keep_own(Loc::output(kept.start), Loc::input(own.start), length(&own));
         for step in 0..ranks {
-            let (to, from) = if shape.in_place {
-                // The same for both, so that what has gone makes room for what comes.
+            let (to, from) = if shape.count.is_even() {
+                // The same for both, so that in place what has gone makes room for what comes; and
+                // the same order at ranks that are in place and at others.
                 let partner = Rank((ranks + step - me.0) % ranks);
                 (partner, partner)
             } else {

@@ -695,3 +695,18 @@ fn a_broadcast_may_be_in_place_at_some_ranks_only() {
         });
     }
 }
+
+/// In place at one rank and not at the others, in as many messages as it takes.
+#[test]
+fn an_all_to_all_may_be_in_place_at_some_ranks_only() {
+    for algorithm in ["pairwise", "mesh_one_shot", "mesh_two_shot", "bruck"] {
+        threads(3, move |comm| {
+            comm.force_algorithm(Some(algorithm)).unwrap();
+            for count in [3, 1_500_000] {
+                for who in 0..comm.size() {
+                    all_to_all::<u16>(comm, count, comm.rank().0 == who);
+                }
+            }
+        });
+    }
+}
