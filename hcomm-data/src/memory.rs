@@ -484,6 +484,39 @@ impl Buffers<'_> {
         }
     }
 
+    /// Refuses ranges that are not inside their buffer.
+    ///
+    /// # Errors
+    /// `OutOfBounds`, with the range.
+    pub fn check(&self) -> Result<()> {
+        let Self::InPlace {
+            buffer,
+            input_offset,
+            input_bytes,
+            output_offset,
+            output_bytes,
+        } = self
+        else {
+            return Ok(());
+        };
+        for (what, offset, bytes) in [
+            ("input", *input_offset, *input_bytes),
+            ("output", *output_offset, *output_bytes),
+        ] {
+            let end = offset.checked_add(bytes);
+            if end.is_none_or(|end| end > buffer.len()) {
+                return Err(Error::new(
+                    ErrorKind::OutOfBounds,
+                    format!(
+                        "{what}: {bytes} bytes at offset {offset} of a buffer of {} bytes",
+                        buffer.len()
+                    ),
+                ));
+            }
+        }
+        Ok(())
+    }
+
     /// Input and output as places, of which the input is read only. They must not be posted:
     /// nothing is held.
     pub(crate) fn places(&mut self) -> Result<(Place<'_>, Place<'_>)> {
@@ -497,6 +530,7 @@ impl Buffers<'_> {
     }
 
     fn split(&mut self) -> Result<(Range, Range)> {
+        self.check()?;
         match self {
             Self::Separate { input, output } => Ok((
                 // Only read through: `Place::check_writable` refuses the input.
@@ -510,21 +544,6 @@ impl Buffers<'_> {
                 output_offset,
                 output_bytes,
             } => {
-                for (what, offset, bytes) in [
-                    ("input", *input_offset, *input_bytes),
-                    ("output", *output_offset, *output_bytes),
-                ] {
-                    let end = offset.checked_add(bytes);
-                    if end.is_none_or(|end| end > buffer.len()) {
-                        return Err(Error::new(
-                            ErrorKind::OutOfBounds,
-                            format!(
-                                "{what}: {bytes} bytes at offset {offset} of a buffer of {} bytes",
-                                buffer.len()
-                            ),
-                        ));
-                    }
-                }
                 let base: NonNull<u8> = NonNull::from(&mut buffer[..]).cast();
                 // SAFETY: both offsets are inside the buffer, as just checked.
                 let (input, output) =

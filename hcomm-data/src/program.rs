@@ -54,13 +54,13 @@ pub struct ProgramLink {
 pub struct Turn {
     /// Where scratch memory begins, in bytes, on all sides.
     pub scratch_base: u64,
-    /// Number of the run, if the program has packets: from one on, and one more for each run over
-    /// the same packet lines.
+    /// Number of the run, if the program has packets or a fingerprint: from one on, and one more for
+    /// each run over the same packet lines and notifies.
     pub sequence: u64,
 }
 
 impl From<u64> for Turn {
-    /// A run without packets.
+    /// A run without packets and without a fingerprint.
     fn from(scratch_base: u64) -> Self {
         Self {
             scratch_base,
@@ -351,7 +351,7 @@ impl Program {
     /// Whether it is one thread that reaches its peers' memory by loads and stores alone: then it
     /// may run on a caller's memory without a loan.
     pub(crate) fn runs_directly(&self) -> bool {
-        self.is_by_stores && self.threads.len() == 1
+        self.is_by_stores && self.threads.len() == 1 && !self.has_thread_records
     }
 
     /// Its number; never that of another one.

@@ -315,7 +315,7 @@ impl Queue {
         let patience = Patience {
             looks,
             turns,
-            waiter,
+            domain: &self.domain,
         };
         match state.runner.run_now(part, &self.notifies, &patience) {
             Ok(Now::Rest) => {

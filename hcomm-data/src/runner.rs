@@ -7,13 +7,13 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use hcomm_transport::{Capabilities, Waiter};
+use hcomm_transport::Capabilities;
 use hcomm_types::{DataType, Error, ErrorKind, ReduceOp};
 use smallvec::SmallVec;
 
 use crate::channel::Channel;
 use crate::copy::Hint;
-use crate::domain::Peers;
+use crate::domain::{DomainInner, Peers};
 use crate::failure::Failure;
 use crate::looks::Looks;
 use crate::memory::{self, CHUNK, InFlight, Place, Transfer};
@@ -112,7 +112,15 @@ pub(crate) struct Patience<'a> {
     pub(crate) looks: u32,
     /// How often to let others run after that, where ranks share cores.
     pub(crate) turns: u32,
-    pub(crate) waiter: &'a dyn Waiter,
+    pub(crate) domain: &'a DomainInner,
+}
+
+impl Patience<'_> {
+    /// Whether there is nothing to look for any more.
+    #[inline]
+    fn has_ended(&self) -> bool {
+        self.domain.aborted().is_some()
+    }
 }
 
 /// How far [`Runner::run_now`] has come.
@@ -495,9 +503,14 @@ impl Runner {
         own: &[AtomicU64],
         patience: &Patience<'_>,
     ) -> Result<Now, Failure> {
+        /// What is longer is no small operation: the queue looks after aborts, the clock and devices.
+        const MOST_OPS: usize = 256;
         let ops = &part.program.threads[part.number];
         let mut has_waited = false;
         while let Some(op) = ops.get(self.index) {
+            if self.index >= MOST_OPS || patience.has_ended() {
+                return Ok(Now::Rest);
+            }
             if !self.step_now(part, op, own, patience, &mut has_waited)? {
                 let mut target = None;
                 self.note_missing(part.work(self.index, &mut target)?);
@@ -608,7 +621,7 @@ impl Runner {
             }
         }
         for _ in 0..patience.turns {
-            if !patience.waiter.give_way() {
+            if patience.has_ended() || !patience.domain.waiter().give_way() {
                 break;
             }
             if step(self)? {

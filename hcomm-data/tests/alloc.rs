@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use hcomm_data::{
     At, BatchOp, Buffers, CpuTs, Engine, Op, Program, ProgramLink, ProgramParts, SlotKind, Thread,
+    Turn,
 };
 use hcomm_types::{DataType, ReduceOp};
 
@@ -118,6 +119,11 @@ fn handing_tasks_to_a_worker_takes_nothing() {
 
 const BYTES: usize = 2_000;
 
+const TURN: Turn = Turn {
+    scratch_base: 0,
+    sequence: 1,
+};
+
 fn exchange(side: &Side) -> Arc<Program> {
     let at = |slot| At { slot, offset: 0 };
     let threads = vec![
@@ -180,18 +186,18 @@ fn runs_of_programs_take_nothing() {
         let [oa, ob] = [&a, &b].map(|s| s.part(6_000, BYTES));
         let (mut input, mut output) = (vec![1; BYTES], vec![0; BYTES]);
         let taken = taken_by(|| {
-            a.thread.run_team(&ha, &pa, &ia, &oa, 0, 1).unwrap();
-            b.thread.run_team(&hb, &pb, &ib, &ob, 0, 1).unwrap();
+            a.thread.run_team(&ha, &pa, &ia, &oa, TURN, 1).unwrap();
+            b.thread.run_team(&hb, &pb, &ib, &ob, TURN, 1).unwrap();
             a.thread.synchronize(None).unwrap();
             b.thread.synchronize(None).unwrap();
             if link != Link::LaterBare {
-                b.thread.run_team(&hb, &pb, &ib, &ob, 0, 1).unwrap();
+                b.thread.run_team(&hb, &pb, &ib, &ob, TURN, 1).unwrap();
                 let buffers = Buffers::Separate {
                     input: &input,
                     output: &mut output,
                 };
                 a.thread
-                    .run_blocking(&ha, &pa, buffers, 0, 1, None)
+                    .run_blocking(&ha, &pa, buffers, TURN, 1, None)
                     .unwrap();
                 b.thread.synchronize(None).unwrap();
             }

@@ -40,6 +40,7 @@ impl Thread {
             .hint("start all its parts with `run_team`"));
         }
         let turn = turn.into();
+        check_fingerprint(turn, fingerprint)?;
         check_slices(program, part, &input, &output, turn)?;
         self.check_notifies(program, part)?;
         let run = Run {
@@ -71,6 +72,7 @@ impl Thread {
     ) -> Result<()> {
         let others = self.team_of(others, program)?;
         let turn = turn.into();
+        check_fingerprint(turn, fingerprint)?;
         check_slices(program, 0, input, output, turn)?;
         self.start(others, program, turn, fingerprint, || RunBuffers::Slices {
             input: input.clone(),
@@ -135,6 +137,7 @@ impl Thread {
         before_wait: impl FnOnce() -> G,
     ) -> Result<()> {
         let (input, output) = buffers.lengths();
+        check_fingerprint(turn, fingerprint)?;
         program.check_run(0, input, output, turn)?;
         if program.runs_directly() {
             self.check_notifies(program, 0)?;
@@ -250,4 +253,16 @@ impl Thread {
         }
         Ok(())
     }
+}
+
+/// A notify's line has room for the fingerprints of two runs, told apart by their numbers.
+#[inline]
+fn check_fingerprint(turn: Turn, fingerprint: u64) -> Result<()> {
+    if fingerprint == 0 || turn.sequence > 0 {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::InvalidArgument,
+        "a fingerprint needs the number of the run, from one on",
+    ))
 }
