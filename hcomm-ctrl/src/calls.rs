@@ -241,7 +241,7 @@ impl Calls {
         for (rank, theirs) in others {
             // Writing to a string does not fail.
             let _ = match theirs.last() {
-                Some(theirs) if *theirs == mine => {
+                Some(theirs) if theirs.number == mine.number && theirs.is_as(&mine) => {
                     write!(text, "; rank {rank} waits in the same")
                 }
                 Some(theirs) => {

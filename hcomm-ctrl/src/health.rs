@@ -162,8 +162,9 @@ impl Health {
 
     /// Tells the peers which call this rank waits in, if it has for long.
     fn tell_call(&self) {
-        if let Some(calls) = self.calls.to_tell(self.waiter.now())
-            && let Ok(mut mesh) = self.mesh.try_lock()
+        // Asked only by who can tell: it counts as told then.
+        if let Ok(mut mesh) = self.mesh.try_lock()
+            && let Some(calls) = self.calls.to_tell(self.waiter.now())
         {
             mesh.tell_calls(&calls);
         }
@@ -239,7 +240,17 @@ impl Peers for Health {
     }
 
     fn has_left(&self, label: u32) -> bool {
-        let Ok(mut mesh) = self.mesh.try_lock() else {
+        // Whoever holds it looks at the same news and is soon done; but this OS thread must not wait
+        // for it, as it may hold what that one wants.
+        const TRIES: u32 = 1000;
+        let mesh = (0..TRIES).find_map(|_| {
+            let mesh = self.mesh.try_lock().ok();
+            if mesh.is_none() {
+                std::thread::yield_now();
+            }
+            mesh
+        });
+        let Some(mut mesh) = mesh else {
             return false;
         };
         // Its goodbye came before its end of the channel went away, so it is there to be read.
@@ -282,7 +293,10 @@ impl Peers for Health {
                     if let Ok(mut mesh) = self.mesh.try_lock() {
                         mesh.tell_calls(&self.calls.recent());
                     }
-                    format!("; rank {} calls {}", self.rank, self.calls.describe(&call))
+                    format!(
+                        "; the latest collective here: {}",
+                        self.calls.describe(&call)
+                    )
                 });
                 error.reword(|detail| format!("{}: {detail}{own}", self.describe(peer)))
             }

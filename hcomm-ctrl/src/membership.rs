@@ -602,7 +602,9 @@ impl Shared {
                 .calls()
                 // Who has left says no more.
                 .filter(|(peer, calls)| {
-                    !calls.is_empty() || !matches!(mesh.state(*peer), LinkState::Closed)
+                    let state = mesh.state(*peer);
+                    let is_gone = matches!(state, LinkState::Closed | LinkState::Lost { .. });
+                    !calls.is_empty() || !is_gone
                 })
                 .map(|(peer, calls)| (peer, calls.to_vec()))
                 .collect();

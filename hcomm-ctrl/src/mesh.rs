@@ -38,6 +38,8 @@ const NOBODY_PATIENCE: Duration = Duration::from_secs(1);
 /// Kind of the messages that say which collective a rank is in. They are kept apart: only the latest
 /// counts.
 const CALL: u16 = 0xca11;
+/// Such messages that are read in one go.
+const MOST_CALLS: u32 = 64;
 /// Longest text of an abort, in bytes.
 const MAX_ABORT_TEXT: usize = 16 << 10;
 
@@ -621,7 +623,9 @@ impl Link {
     fn exchange(&mut self, wire: &mut Wire) -> Result<bool, WireError> {
         // What the other side has said is heard even if it cannot hear us any more.
         let flushed = wire.flush();
-        while !self.is_full() {
+        // Calls are not kept, so nothing else bounds them.
+        let mut calls = 0;
+        while !self.is_full() && calls < MOST_CALLS {
             let Some(frame) = wire.receive()? else {
                 flushed?;
                 return Ok(true);
@@ -632,6 +636,7 @@ impl Link {
                     let kind = reader.u16("message")?;
                     if kind == CALL {
                         self.calls = calls::decode(&frame.body[2..])?;
+                        calls += 1;
                         continue;
                     }
                     let body = frame.body[2..].to_vec();
