@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::sync::Arc;
 
 use hcomm_ctrl::{Membership, Notifies};
-use hcomm_types::{Error, ErrorKind, Result};
+use hcomm_types::{Error, ErrorKind, Rank, Result};
 
 use crate::plan::{Operation, Plan, Shape, Task};
 use crate::planner::{Bound, Way};
@@ -14,6 +14,8 @@ use crate::{bind, fingerprint};
 /// A plan of the user, proven and bound.
 #[derive(Debug)]
 pub(crate) struct Given {
+    /// Whose program it is.
+    rank: Rank,
     /// The one shape that it serves.
     pub(crate) shape: Shape,
     /// What its file calls the algorithm.
@@ -69,10 +71,38 @@ impl Given {
             is_empty: own.task_count() == 0,
         };
         Ok(Self {
+            rank: membership.rank(),
             shape: plan.shape.clone(),
             algorithm: plan.algorithm.clone(),
             bound: Arc::new(bound),
         })
+    }
+}
+
+impl Given {
+    /// Whether it is for this shape. Whether an operation of a root is in place means nothing at the
+    /// others.
+    pub(crate) fn is_for(&self, shape: &Shape) -> bool {
+        let matters = match shape.operation {
+            Operation::Reduce { root }
+            | Operation::Gather { root }
+            | Operation::Scatter { root } => root == self.rank,
+            _ => true,
+        };
+        let Shape {
+            operation,
+            ranks,
+            count,
+            dtype,
+            redop,
+            in_place,
+        } = &self.shape;
+        (*in_place == shape.in_place || !matters)
+            && *operation == shape.operation
+            && *ranks == shape.ranks
+            && *count == shape.count
+            && *dtype == shape.dtype
+            && *redop == shape.redop
     }
 }
 
@@ -87,6 +117,9 @@ fn check(plan: &Plan, proof: &Proof, membership: &Membership) -> Result<()> {
             "it is not synchronising (some rank may end before another has begun), so operations \
              could not follow each other",
         );
+    }
+    if membership.settings().deterministic() && !proof.rank_order {
+        return refuse("it does not combine in rank order, as HCOMM_DETERMINISTIC=1 wants it");
     }
     if proof.touches_remote_user_buffers {
         return refuse(

@@ -86,9 +86,19 @@ pub(crate) struct Planner {
     forced: Option<&'static str>,
     /// The user's plan, for its shape.
     given: Option<Given>,
+    /// Whether only what combines in rank order is admitted.
+    deterministic: bool,
 }
 
 impl Planner {
+    /// Nothing planned yet.
+    pub(crate) fn new(deterministic: bool) -> Self {
+        Self {
+            deterministic,
+            ..Self::default()
+        }
+    }
+
     /// Takes this plan for its shape; `None` plans it as all others.
     pub(crate) fn give(&mut self, given: Option<Given>) {
         self.latest = None;
@@ -97,7 +107,7 @@ impl Planner {
 
     /// The user's plan for a shape.
     pub(crate) fn given(&self, shape: &Shape) -> Option<&Given> {
-        self.given.as_ref().filter(|given| given.shape == *shape)
+        self.given.as_ref().filter(|given| given.is_for(shape))
     }
 
     /// Takes the algorithm of this name wherever it can plan the operation; `None` lets the rule
@@ -120,8 +130,10 @@ impl Planner {
     }
 
     /// Whether a shape goes by messages. The same answer on all ranks.
-    pub(crate) fn streams(&self, shape: &Shape, maps_all: bool) -> bool {
-        self.forced.is_none() && maps_all && rule::goes_by_messages(shape)
+    pub(crate) fn streams(&self, shape: &Shape, membership: &Membership) -> bool {
+        // What does not fit in the ring would serve one receiver after the other.
+        let fits = shape.ranks == 2 || shape.count_bytes() <= membership.layout().stream_bytes();
+        self.forced.is_none() && membership.maps_all() && fits && rule::goes_by_messages(shape)
     }
 
     /// The algorithm for a shape; `packets` says whether the ranks can send any.
@@ -150,6 +162,16 @@ impl Planner {
             .hint("take another algorithm, or use only transports that map memory"));
         }
         if algorithm.supports(shape) {
+            if self.deterministic && !algorithm.combines_in_rank_order(shape) {
+                return Err(Error::new(
+                    ErrorKind::InvalidArgument,
+                    format!(
+                        "algorithm `{name}` does not combine {shape} in rank order, as \
+                         HCOMM_DETERMINISTIC=1 wants it"
+                    ),
+                )
+                .hint("take a mesh algorithm, or none"));
+            }
             return Ok(algorithm);
         }
         // A wish for the collectives is no wish for barriers and point-to-point.
@@ -258,7 +280,7 @@ impl Planner {
 
     fn bind(&self, shape: &Shape, membership: &Membership) -> Result<Bound> {
         match shape.operation {
-            Operation::Broadcast { root } if self.streams(shape, membership.maps_all()) => {
+            Operation::Broadcast { root } if self.streams(shape, membership) => {
                 Self::bind_streams(shape, root, membership)
             }
             _ => self.bind_plan(shape, membership),

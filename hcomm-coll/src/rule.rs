@@ -33,7 +33,8 @@ const STREAMED_BYTES_TO_ALL: u64 = 512 << 10;
 /// Name of that way in tables.
 pub(crate) const STREAM: &str = "stream";
 
-/// Name of the algorithm that communicators take for a shape when nobody asks for another one.
+/// Name of the algorithm that communicators take for a shape when nobody asks for another one, where
+/// it does not [go by messages](goes_by_messages).
 /// `packets` says whether all ranks map each other's memory, so that they can send packets.
 #[must_use]
 pub fn algorithm(shape: &Shape, params: &Params, packets: bool) -> &'static str {

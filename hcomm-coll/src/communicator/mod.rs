@@ -74,6 +74,7 @@ impl Communicator {
     pub fn new(membership: Membership) -> Result<Self> {
         let main = membership.thread(1)?;
         membership.describe_calls_by(fingerprint::describe);
+        let deterministic = membership.settings().deterministic();
         let messages = (0..membership.size()).map(|_| OnceCell::new()).collect();
         Ok(Self {
             messages,
@@ -81,7 +82,7 @@ impl Communicator {
             membership,
             main,
             workers: RefCell::new(Vec::new()),
-            planner: RefCell::new(Planner::default()),
+            planner: RefCell::new(Planner::new(deterministic)),
             halves: Cell::new(0),
             calls: Cell::new(0),
             history: Cell::new(0),
@@ -167,7 +168,7 @@ impl Communicator {
         take().map_err(|error| self.tell("use_plan", error))
     }
 
-    /// Name of the algorithm that a shape gets; for a [plan](Self::use_plan) what it calls itself.
+    /// Name of the algorithm that a shape gets; `stream`, which is none, if it goes by messages; for a [plan](Self::use_plan) what it calls itself.
     ///
     /// # Errors
     /// `InvalidArgument` if a forced one cannot plan it.
@@ -182,7 +183,7 @@ impl Communicator {
             groups: None,
         };
         let packets = self.membership.maps_all();
-        if planner.streams(shape, packets) {
+        if planner.streams(shape, &self.membership) {
             return Ok(rule::STREAM.to_owned());
         }
         Ok(planner.choose(shape, &params, packets)?.name().to_owned())
@@ -293,6 +294,7 @@ impl Communicator {
 
     #[inline]
     fn check_bytes(&self, shape: &Shape, buffers: &Buffers<'_>) -> Result<()> {
+        buffers.check()?;
         let (input, output) = buffers.lengths();
         check_bytes(shape, self.rank(), input, output)
     }
@@ -435,23 +437,12 @@ impl Communicator {
                 output_offset,
                 output_bytes,
             } => {
-                let inside = |offset: usize, bytes: usize| {
-                    let end = offset.checked_add(bytes).filter(|end| *end <= buffer.len());
-                    end.map(|end| offset..end).ok_or_else(|| {
-                        Error::new(
-                            ErrorKind::OutOfBounds,
-                            format!(
-                                "{bytes} bytes at offset {offset} of a buffer of {} bytes",
-                                buffer.len()
-                            ),
-                        )
-                    })
-                };
-                let output = inside(*output_offset, *output_bytes)?;
+                // Inside the buffer: checked before the call was counted.
+                let output = *output_offset..*output_offset + *output_bytes;
                 if !is_root {
                     return receive(&mut buffer[output]);
                 }
-                let input = inside(*input_offset, *input_bytes)?;
+                let input = *input_offset..*input_offset + *input_bytes;
                 send(&buffer[input.clone()])?;
                 if input != output {
                     buffer.copy_within(input, output.start);
