@@ -162,8 +162,7 @@ static int32_t carry_out(hcomm_channel_t *channel, const hcomm_descriptor_v1_t *
     if (!notify) return OK;
     hcomm_notify_line_v1_t *line = &ends[channel->peer]->lines[d->notify];
     for (int half = 0; half < 2; half++)
-        if (d->fingerprint[half])
-            __atomic_store_n(&line->fingerprint[half], d->fingerprint[half], __ATOMIC_RELAXED);
+        if (d->fingerprint[half]) __atomic_store_n(&line->fingerprint[half], d->fingerprint[half], __ATOMIC_RELAXED);
     __atomic_fetch_add(&line->count, 1, __ATOMIC_RELEASE);
     return host->ring(host->context), OK;
 }
