@@ -311,7 +311,7 @@ mod models {
     use hcomm_types::DataType;
     use loom::thread;
 
-    use super::super::header::{Header, Kind};
+    use super::super::header::{Header, Kind, Label};
     use super::*;
 
     const CELLS: usize = 2;
