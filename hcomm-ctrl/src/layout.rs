@@ -234,6 +234,8 @@ mod tests {
             );
             assert_eq!(layout.stream(last) + layout.stream_stride(), layout.bytes());
             assert!(layout.stream_bytes() >= 2 * LINE);
+            assert_eq!(layout.stream(last) % LINE, 0);
+            assert!(u64::from(size) * layout.stream_stride() <= 32 << 20);
             assert_eq!(layout.inbox(last) % LINE, 0);
             assert!(u64::from(size) * layout.inbox_stride() <= 32 << 20);
             assert!(layout.inbox_bytes() >= 2 * LINE && layout.half_bytes() >= PAGE);
