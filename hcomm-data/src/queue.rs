@@ -317,7 +317,11 @@ impl Queue {
             turns,
             domain: &self.domain,
         };
-        match state.runner.run_now(part, &self.notifies, &patience) {
+        // A panic on the way leaves it so, and then nothing runs after half a program.
+        state.has_begun = true;
+        let now = state.runner.run_now(part, &self.notifies, &patience);
+        state.has_begun = false;
+        match now {
             Ok(Now::Rest) => {
                 // Another OS thread may submit before this one has queued the rest.
                 state.has_begun = state.runner.has_begun();
