@@ -615,17 +615,7 @@ impl Shared {
             if all || heard.is_err() || until.passed(now) {
                 break theirs;
             }
-            let mut interests = Vec::new();
-            mesh.interests(&mut interests);
-            self.waiter.pause(
-                &mut phase,
-                &mut Watch {
-                    until: until.earlier(mesh.next_wake()),
-                    interests: &interests,
-                    devices: &[],
-                    look: &mut || false,
-                },
-            );
+            self.pause_for_news(&mesh, &mut phase, until);
         };
         calls.list(self.rank, &theirs, error)
     }
@@ -642,18 +632,23 @@ impl Shared {
             if mesh.poll(now).is_err() || mesh.is_settled() || until.passed(now) {
                 return;
             }
-            let mut interests = Vec::new();
-            mesh.interests(&mut interests);
-            self.waiter.pause(
-                &mut phase,
-                &mut Watch {
-                    until: until.earlier(mesh.next_wake()),
-                    interests: &interests,
-                    devices: &[],
-                    look: &mut || false,
-                },
-            );
+            self.pause_for_news(&mesh, &mut phase, until);
         }
+    }
+
+    /// Waits until there may be something new on the control links.
+    fn pause_for_news(&self, mesh: &Mesh, phase: &mut Phase, until: Deadline) {
+        let mut interests = Vec::new();
+        mesh.interests(&mut interests);
+        self.waiter.pause(
+            phase,
+            &mut Watch {
+                until: until.earlier(mesh.next_wake()),
+                interests: &interests,
+                devices: &[],
+                look: &mut || false,
+            },
+        );
     }
 
     /// Stays until what this rank has posted has arrived or its link has failed: a link that carries
