@@ -299,7 +299,13 @@ impl Communicator {
         check_bytes(shape, self.rank(), input, output)
     }
 
-    fn enqueue(
+    /// Any collective at the end of a thread, also those with counts of their own: what the calls
+    /// above come down to. `call` is its name in errors.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if shape, communicator and slices do not fit; the thread's error if it has
+    /// failed before.
+    pub fn execute_on(
         &self,
         call: &'static str,
         thread: &Thread,

@@ -4,7 +4,7 @@ use hcomm_data::{Slice, Thread};
 use hcomm_types::{DataType, Error, ErrorKind, Rank, ReduceOp, Result};
 
 use super::Communicator;
-use crate::plan::{Operation, Shape};
+use crate::plan::Operation;
 
 impl Communicator {
     /// [`all_reduce`](Self::all_reduce) at the end of a thread. The same slice twice means: in
@@ -23,7 +23,7 @@ impl Communicator {
         let count = self.elements("all_reduce_on", output, dtype)?;
         let in_place = same_memory(input, output);
         let shape = self.shape(Operation::AllReduce, count, dtype, op, in_place);
-        self.enqueue("all_reduce_on", thread, &shape, input, output)
+        self.execute_on("all_reduce_on", thread, &shape, input, output)
     }
 
     /// [`all_gather`](Self::all_gather) at the end of a thread. An input that is the rank's own
@@ -41,7 +41,7 @@ impl Communicator {
         let count = self.elements("all_gather_on", input, dtype)?;
         let in_place = self.own_part(output, input);
         let shape = self.shape(Operation::AllGather, count, dtype, ReduceOp::Sum, in_place);
-        self.enqueue("all_gather_on", thread, &shape, input, output)
+        self.execute_on("all_gather_on", thread, &shape, input, output)
     }
 
     /// [`reduce_scatter`](Self::reduce_scatter) at the end of a thread. An output that is the
@@ -60,7 +60,7 @@ impl Communicator {
         let count = self.elements("reduce_scatter_on", output, dtype)?;
         let in_place = self.own_part(input, output);
         let shape = self.shape(Operation::ReduceScatter, count, dtype, op, in_place);
-        self.enqueue("reduce_scatter_on", thread, &shape, input, output)
+        self.execute_on("reduce_scatter_on", thread, &shape, input, output)
     }
 
     /// [`broadcast`](Self::broadcast) at the end of a thread.
@@ -82,7 +82,7 @@ impl Communicator {
             ReduceOp::Sum,
             true,
         );
-        self.enqueue("broadcast_on", thread, &shape, buffer, buffer)
+        self.execute_on("broadcast_on", thread, &shape, buffer, buffer)
     }
 
     /// [`barrier`](Self::barrier) at the end of a thread.
@@ -92,7 +92,7 @@ impl Communicator {
     pub fn barrier_on(&self, thread: &Thread) -> Result<()> {
         let shape = self.shape(Operation::Barrier, 0, DataType::U8, ReduceOp::Sum, false);
         let nothing = self.buffer().sub(0..0)?;
-        self.enqueue("barrier_on", thread, &shape, &nothing, &nothing)
+        self.execute_on("barrier_on", thread, &shape, &nothing, &nothing)
     }
 
     /// [`send`](Self::send) at the end of a thread.
@@ -102,7 +102,7 @@ impl Communicator {
     pub fn send_on(&self, thread: &Thread, data: &Slice, to: Rank, dtype: DataType) -> Result<()> {
         let count = self.elements("send_on", data, dtype)?;
         let shape = self.message("send_on", self.rank(), to, count, dtype)?;
-        self.enqueue("send_on", thread, &shape, data, &self.buffer().sub(0..0)?)
+        self.execute_on("send_on", thread, &shape, data, &self.buffer().sub(0..0)?)
     }
 
     /// [`recv`](Self::recv) at the end of a thread.
@@ -118,7 +118,7 @@ impl Communicator {
     ) -> Result<()> {
         let count = self.elements("recv_on", data, dtype)?;
         let shape = self.message("recv_on", from, self.rank(), count, dtype)?;
-        self.enqueue("recv_on", thread, &shape, &self.buffer().sub(0..0)?, data)
+        self.execute_on("recv_on", thread, &shape, &self.buffer().sub(0..0)?, data)
     }
 
     /// [`reduce`](Self::reduce) at the end of a thread. The same slice twice at the root means: in
@@ -138,7 +138,7 @@ impl Communicator {
         let count = self.elements("reduce_on", input, dtype)?;
         let in_place = self.rank() == root && same_memory(input, output);
         let shape = self.shape(Operation::Reduce { root }, count, dtype, op, in_place);
-        self.enqueue("reduce_on", thread, &shape, input, output)
+        self.execute_on("reduce_on", thread, &shape, input, output)
     }
 
     /// [`gather`](Self::gather) at the end of a thread. An input of the root that is its own part of
@@ -158,7 +158,7 @@ impl Communicator {
         let in_place = self.rank() == root && self.own_part(output, input);
         let operation = Operation::Gather { root };
         let shape = self.shape(operation, count, dtype, ReduceOp::Sum, in_place);
-        self.enqueue("gather_on", thread, &shape, input, output)
+        self.execute_on("gather_on", thread, &shape, input, output)
     }
 
     /// [`scatter`](Self::scatter) at the end of a thread. An output of the root that is its own part
@@ -178,7 +178,7 @@ impl Communicator {
         let in_place = self.rank() == root && self.own_part(input, output);
         let operation = Operation::Scatter { root };
         let shape = self.shape(operation, count, dtype, ReduceOp::Sum, in_place);
-        self.enqueue("scatter_on", thread, &shape, input, output)
+        self.execute_on("scatter_on", thread, &shape, input, output)
     }
 
     /// [`all_to_all`](Self::all_to_all) at the end of a thread. The same slice twice means: in
@@ -197,24 +197,7 @@ impl Communicator {
         let count = self.part_of("all_to_all_on", elements)?;
         let in_place = same_memory(input, output);
         let shape = self.shape(Operation::AllToAll, count, dtype, ReduceOp::Sum, in_place);
-        self.enqueue("all_to_all_on", thread, &shape, input, output)
-    }
-
-    /// Any collective at the end of a thread, also those with counts of their own: what the calls
-    /// above come down to. `call` is its name in errors.
-    ///
-    /// # Errors
-    /// `InvalidArgument` if shape, communicator and slices do not fit; the thread's error if it has
-    /// failed before.
-    pub fn execute_on(
-        &self,
-        call: &'static str,
-        thread: &Thread,
-        shape: &Shape,
-        input: &Slice,
-        output: &Slice,
-    ) -> Result<()> {
-        self.enqueue(call, thread, shape, input, output)
+        self.execute_on("all_to_all_on", thread, &shape, input, output)
     }
 
     fn elements(&self, call: &'static str, slice: &Slice, dtype: DataType) -> Result<usize> {
