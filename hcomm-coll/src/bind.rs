@@ -59,6 +59,20 @@ pub(crate) fn peers(plan: &RankPlan) -> Vec<Rank> {
     peers
 }
 
+/// How many notifies may be outstanding on the link to `peer`. The link must be there.
+///
+/// # Errors
+/// Why the link is not there.
+pub(crate) fn notify_capacity(membership: &Membership, peer: Rank) -> Result<u64> {
+    let link = membership.link(peer)?;
+    Ok(link
+        .channel
+        .transport()
+        .device()
+        .info()
+        .max_notify_outstanding)
+}
+
 struct Binder<'a> {
     membership: &'a Membership,
     shape: &'a Shape,

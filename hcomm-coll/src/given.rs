@@ -50,13 +50,7 @@ impl Given {
         // Twice, because the next operation may begin before the peer has taken the last ones.
         let need = proof.notify_capacity.saturating_mul(2);
         for peer in peers {
-            let link = membership.link(peer)?;
-            let have = link
-                .channel
-                .transport()
-                .device()
-                .info()
-                .max_notify_outstanding;
+            let have = bind::notify_capacity(membership, peer)?;
             if need > have {
                 return refuse(format!(
                     "it may have {need} notifies outstanding, the link to rank {peer} holds {have}"
@@ -77,9 +71,7 @@ impl Given {
             bound: Arc::new(bound),
         })
     }
-}
 
-impl Given {
     /// Whether it is for this shape. Whether an operation of a root is in place means nothing at the
     /// others.
     pub(crate) fn is_for(&self, shape: &Shape) -> bool {
@@ -143,11 +135,8 @@ fn check(plan: &Plan, proof: &Proof, membership: &Membership) -> Result<()> {
             .hint("raise HCOMM_BUFFER_BYTES"));
         }
         // The notifies of the thread that a call comes from are its caller's.
-        let first = own.threads.first().into_iter().flatten();
-        if first
-            .into_iter()
-            .any(|task| matches!(task, Task::ThreadWait { .. }))
-        {
+        let mut first = own.threads.first().into_iter().flatten();
+        if first.any(|task| matches!(task, Task::ThreadWait { .. })) {
             return refuse(format!(
                 "thread 0 of rank {rank} waits for a thread notify, which only the others can"
             ));

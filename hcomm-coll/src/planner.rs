@@ -347,13 +347,7 @@ impl Planner {
         membership.ensure_links(&peers)?;
         let need = most_records(&plan);
         for peer in peers {
-            let have = membership
-                .link(peer)?
-                .channel
-                .transport()
-                .device()
-                .info()
-                .max_notify_outstanding;
+            let have = bind::notify_capacity(membership, peer)?;
             if need > have {
                 Self::check_capacity(shape, &params, algorithm, have)?;
             }

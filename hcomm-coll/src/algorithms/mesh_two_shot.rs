@@ -338,7 +338,8 @@ fn to_root(tasks: &mut Tasks<'_>, shape: &Shape, slices: Slices, me: Rank, root:
             tasks.copy(held(slice), Loc::input(range.start), length(&range));
             tasks.record(root, HERE);
         }
-        // What the root has not read yet is not touched before it leaves the next operation.
+        // The root may read the last slices after this rank has left: this half is not used again
+        // before the root has left too.
         for peer in tasks.peers() {
             tasks.wait(peer, HERE);
         }
