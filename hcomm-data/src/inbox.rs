@@ -34,6 +34,8 @@ pub(crate) struct Inbox {
 struct Told {
     /// How many tasks it had been given when all of them were done.
     done: AtomicUsize,
+    /// How many tasks are over.
+    passed: AtomicUsize,
     failed: AtomicBool,
 }
 
@@ -58,6 +60,7 @@ impl Inbox {
             submitter: Owned::new(Submitter { pusher, team: None }),
             told: Line(Told {
                 done: AtomicUsize::new(0),
+                passed: AtomicUsize::new(0),
                 failed: AtomicBool::new(false),
             }),
             awaited: AtomicU32::new(0),
@@ -97,6 +100,16 @@ impl Inbox {
         self.told.0.done.load(Ordering::Acquire) == self.ring.pushed()
     }
 
+    /// How many tasks were submitted so far.
+    pub(crate) fn submitted(&self) -> usize {
+        self.ring.pushed()
+    }
+
+    /// How many of them are over; those that were dropped after a failure are not.
+    pub(crate) fn passed(&self) -> usize {
+        self.told.0.passed.load(Ordering::Acquire)
+    }
+
     /// Whether the queue has failed.
     #[inline]
     pub(crate) fn has_failed(&self) -> bool {
@@ -106,7 +119,8 @@ impl Inbox {
     /// A number that changes whenever the worker has told something, or has made room.
     pub(crate) fn tally(&self) -> usize {
         let done = self.told.0.done.load(Ordering::Acquire);
-        done.wrapping_add(self.ring.popped())
+        done.wrapping_add(self.passed())
+            .wrapping_add(self.ring.popped())
             .wrapping_add(self.has_failed().into())
     }
 
@@ -138,6 +152,15 @@ impl Intake {
         // Written by whoever holds the lock of the queue, and only by them.
         if done.load(Ordering::Relaxed) != popped {
             done.store(popped, Ordering::Release);
+        }
+    }
+
+    /// Says how many tasks are over.
+    pub(crate) fn tell_passed(&self, passed: usize) {
+        let told = &self.inbox.told.0.passed;
+        // Written as `done` is.
+        if told.load(Ordering::Relaxed) != passed {
+            told.store(passed, Ordering::Release);
         }
     }
 

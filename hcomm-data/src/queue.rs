@@ -61,6 +61,8 @@ pub(crate) struct State {
     intake: Option<Intake>,
     /// How often something has happened. It wraps.
     moves: u64,
+    /// How many tasks have been queued and are over; those that were dropped are not. It wraps.
+    passed: usize,
     /// Whether a message was begun in a call that has yet to queue its rest: nothing else runs
     /// before.
     has_begun: bool,
@@ -101,6 +103,7 @@ impl Queue {
                 team: None,
                 intake,
                 moves: 0,
+                passed: 0,
                 has_begun: false,
             }),
             loan: Mutex::new(None),
@@ -467,6 +470,33 @@ impl Queue {
         }
     }
 
+    /// How many tasks have been queued so far; see [`Queue::has_passed`].
+    pub(crate) fn position(&self) -> usize {
+        // After a failure, a place that is never reached.
+        if let Some(inbox) = &self.inbox {
+            return inbox.submitted().wrapping_add(inbox.has_failed().into());
+        }
+        let state = self.lock();
+        let queued = state.tasks.len() + usize::from(state.poison.is_some());
+        state.passed.wrapping_add(queued)
+    }
+
+    /// Whether the tasks up to a [position](Queue::position) are over. What fails later does not
+    /// change that.
+    ///
+    /// # Errors
+    /// The cause of failure.
+    pub(crate) fn has_passed(&self, position: usize) -> Result<bool> {
+        let passed = match &self.inbox {
+            Some(inbox) => inbox.passed(),
+            None => self.lock().passed,
+        };
+        if position.wrapping_sub(passed).cast_signed() <= 0 {
+            return Ok(true);
+        }
+        self.poisoned().map_or(Ok(false), Err)
+    }
+
     /// Ends it with a cause, unless it has one already. What is queued is dropped.
     pub(crate) fn poison(&self, cause: Error) {
         self.lock().poison(&self.domain, cause);
@@ -649,6 +679,7 @@ impl State {
             match done {
                 Ok(true) => {
                     self.tasks.drain(..length);
+                    self.passed = self.passed.wrapping_add(length);
                     self.runner.next();
                     happened = true;
                 }
@@ -700,6 +731,7 @@ impl State {
     #[inline]
     fn tell(&self, domain: &DomainInner) {
         if let Some(intake) = &self.intake {
+            intake.tell_passed(self.passed);
             if !self.is_busy() {
                 intake.tell_done();
             }

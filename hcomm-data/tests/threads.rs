@@ -701,3 +701,30 @@ fn memory_in_flight_outlives_its_handles() {
     finish(&a, &b);
     assert_eq!(b.get(0, 4_000), bytes);
 }
+
+#[test]
+fn a_mark_is_reached_before_what_comes_later() {
+    for link in LINKS {
+        let [a, b] = pair(link, 4096);
+        assert!(a.thread.mark().is_reached().unwrap(), "nothing was put there");
+        a.thread.wait(&a.channel, 0).unwrap();
+        let first = a.thread.mark();
+        a.thread.wait(&a.channel, 1).unwrap();
+        let second = a.thread.mark();
+        assert!(!first.is_reached().unwrap());
+        assert!(!first.wait_for(Duration::from_millis(1)).unwrap());
+        b.thread.record(&b.channel, 0).unwrap();
+        b.thread.synchronize(None).unwrap();
+        first.wait(None).unwrap();
+        assert!(!second.is_reached().unwrap() && !a.thread.is_idle());
+        // What fails later leaves it reached.
+        let timeout = second.wait(Some(Duration::from_millis(1))).unwrap_err();
+        assert_eq!(timeout.kind(), ErrorKind::Timeout);
+        assert!(first.is_reached().unwrap());
+        first.wait(None).unwrap();
+        for mark in [second, a.thread.mark()] {
+            let again = mark.is_reached().unwrap_err();
+            assert_eq!(again.to_string(), timeout.to_string());
+        }
+    }
+}

@@ -514,3 +514,33 @@ fn lent_memory_comes_back_after_a_timeout_and_after_an_abort() {
         until_workers_are([]);
     }
 }
+
+#[test]
+fn a_mark_of_a_worker_is_reached_before_what_comes_later() {
+    for link in LINKS {
+        let [a, b] = pair(link, 4096);
+        let [ta, tb] = [&a, &b].map(|side| on_worker(side, 0));
+        for _ in 0..200 {
+            ta.wait(&a.channel, 0).unwrap();
+            let first = ta.mark();
+            ta.wait(&a.channel, 1).unwrap();
+            let second = ta.mark();
+            assert!(!first.is_reached().unwrap());
+            tb.record(&b.channel, 0).unwrap();
+            first.wait(None).unwrap();
+            assert!(!second.is_reached().unwrap() && !ta.is_idle());
+            tb.record(&b.channel, 1).unwrap();
+            until(|| second.is_reached().unwrap());
+        }
+        ta.wait(&a.channel, 0).unwrap();
+        let reached = ta.mark();
+        tb.record(&b.channel, 0).unwrap();
+        assert!(reached.wait_for(Duration::from_secs(60)).unwrap());
+        ta.wait(&a.channel, 0).unwrap();
+        let never = ta.mark();
+        assert!(!never.wait_for(Duration::from_millis(1)).unwrap());
+        a.domain.abort(Error::new(ErrorKind::Aborted, "by the test"));
+        assert_eq!(never.wait(None).unwrap_err().kind(), ErrorKind::Aborted);
+        assert!(reached.is_reached().unwrap());
+    }
+}

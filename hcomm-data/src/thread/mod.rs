@@ -1,5 +1,6 @@
 //! Threads: in-order queues of tasks.
 
+mod mark;
 mod programs;
 
 use std::fmt;
@@ -22,6 +23,8 @@ use crate::runner::no_thread_notify;
 use crate::slice::{Memory, RemoteSlice, Slice};
 use crate::work::{BatchOp, Message, Task, Work};
 use crate::worker::CpuTs;
+
+pub use mark::Mark;
 
 /// Who drives a thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
