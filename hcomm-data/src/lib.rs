@@ -146,6 +146,6 @@ pub use packet::{PACKET_LINE_BYTES, PACKET_PAYLOAD_BYTES, PacketLines, packet_li
 pub use program::{At, Op, Program, ProgramLink, ProgramParts, SlotKind, Turn};
 pub use reduce::{reduce, reduce_kernel, vector_level};
 pub use slice::{Memory, RemoteSlice, Slice};
-pub use thread::{Engine, Mark, Thread};
+pub use thread::{Engine, Exchange, Mark, Thread};
 pub use work::BatchOp;
 pub use worker::CpuTs;

@@ -8,6 +8,7 @@
 //! worse, since every bit pattern is a valid element of every data type.
 
 use std::fmt;
+use std::num::NonZeroU32;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -217,6 +218,21 @@ pub(crate) fn copy(dst: Place<'_>, src: Place<'_>, hint: Hint) -> Result<()> {
         // SAFETY: both places exist, `dst` is writable, and they do not overlap.
         unsafe { crate::copy::copy(to, from, src.bytes, hint) };
     }
+    Ok(())
+}
+
+/// `at = at / by`, element by element.
+pub(crate) fn divide(at: Place<'_>, dtype: DataType, by: NonZeroU32) -> Result<()> {
+    at.check_writable()?;
+    if !at.bytes.is_multiple_of(dtype.size()) {
+        return Err(Error::new(
+            ErrorKind::Internal,
+            format!("a division of {} bytes of {dtype}", at.bytes),
+        ));
+    }
+    let count = at.bytes / dtype.size();
+    // SAFETY: the place exists, is writable, and holds so many elements.
+    unsafe { crate::reduce::divide(at.address.as_ptr(), count, dtype, by) };
     Ok(())
 }
 
@@ -430,6 +446,26 @@ impl Loan {
         Ok(result)
     }
 
+    /// [`lend`](Self::lend) of several buffers, each with a loan of its own.
+    ///
+    /// # Errors
+    /// Those of [`lend`](Self::lend).
+    pub(crate) fn lend_all<R>(
+        buffers: Vec<Buffers<'_>>,
+        run: impl FnOnce(&[Arc<Self>]) -> R,
+        settle: impl FnMut(),
+    ) -> Result<R> {
+        let lent = buffers.into_iter().map(|mut buffers| {
+            let (input, output) = buffers.split()?;
+            Ok(Arc::new(Self { input, output }))
+        });
+        let loans: Vec<Arc<Self>> = lent.collect::<Result<_>>()?;
+        let recall = RecallAll { loans, settle };
+        let result = run(&recall.loans);
+        drop(recall);
+        Ok(result)
+    }
+
     /// The input, read only.
     pub(crate) fn input(self: &Arc<Self>) -> Place<'_> {
         Place {
@@ -466,6 +502,22 @@ impl<F: FnMut()> Drop for Recall<'_, F> {
                 return;
             }
             (self.settle)();
+        }
+    }
+}
+
+/// The same for several loans.
+struct RecallAll<F: FnMut()> {
+    loans: Vec<Arc<Loan>>,
+    settle: F,
+}
+
+impl<F: FnMut()> Drop for RecallAll<F> {
+    fn drop(&mut self) {
+        for loan in &mut self.loans {
+            while Arc::get_mut(loan).is_none() {
+                (self.settle)();
+            }
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::fmt;
+use std::num::NonZeroU32;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -111,6 +112,15 @@ pub enum Op {
         b: At,
         /// Elements.
         count: u64,
+    },
+    /// `dst = dst / by`: integers towards zero, floats rounded once to nearest.
+    Divide {
+        /// Operand and result.
+        dst: At,
+        /// Elements.
+        count: u64,
+        /// By what.
+        by: NonZeroU32,
     },
     /// Bytes to the peer.
     Write {
@@ -477,6 +487,7 @@ impl Op {
             | Self::Wait { link, .. } => Some(link),
             Self::Copy { .. }
             | Self::Reduce { .. }
+            | Self::Divide { .. }
             | Self::ThreadRecord { .. }
             | Self::ThreadWait { .. } => None,
         }
@@ -527,6 +538,7 @@ impl Check<'_> {
                 whole_overlap(dst, a, bytes)?;
                 whole_overlap(dst, b, bytes)
             }
+            Op::Divide { dst, count, by: _ } => self.written(dst, self.bytes(count)?),
             Op::Write {
                 link,
                 dst,

@@ -18,7 +18,7 @@ use crate::message::Step;
 use crate::owned::{Guard, Owned};
 use crate::program::Program;
 use crate::runner::{Now, Patience, Reason, Runner, no_thread_notify};
-use crate::work::{Part, Run, Task, Work};
+use crate::work::{Part, Task, Work};
 use crate::worker::Worker;
 
 /// Quick looks, or the time of so many, for what may come soon, before a task is queued for it.
@@ -409,14 +409,16 @@ impl Queue {
         self.leave(state)
     }
 
-    /// Submits a part of a program.
-    pub(crate) fn submit_run(self: &Arc<Self>, run: Run) -> Result<()> {
+    /// Submits a task that is kept anyway, or a part of a program.
+    pub(crate) fn submit_task(self: &Arc<Self>, task: Task) -> Result<()> {
         if let Some(inbox) = &self.inbox {
-            return self.hand_over(inbox, std::iter::once(Task::Run(run)));
+            return self.hand_over(inbox, std::iter::once(task));
         }
-        let mut state = self.open(None)?;
-        state.meet_all(&self.domain, &run.program);
-        state.tasks.push_back(Task::Run(run));
+        let mut state = self.open(task.channel())?;
+        if let Task::Run(run) = &task {
+            state.meet_all(&self.domain, &run.program);
+        }
+        state.tasks.push_back(task);
         state.advance(self);
         self.list_if_busy(&mut state);
         state.result()

@@ -328,6 +328,13 @@ impl Runner {
                 memory::reduce(dst, a, b, dtype, redop, Hint::Local)?;
                 Ok(true)
             }
+            Work::Divide { dst, dtype, by } => {
+                if !self.in_flight.is_empty()? {
+                    return self.wait_for(Reason::Completions);
+                }
+                memory::divide(dst, dtype, by)?;
+                Ok(true)
+            }
             Work::Fence { channel } => {
                 if !self.in_flight.has_no_reads()? {
                     return self.wait_for(Reason::Completions);

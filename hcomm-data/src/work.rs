@@ -1,5 +1,6 @@
 //! Tasks: as they are submitted, borrowed, and as they wait in a queue, owned.
 
+use std::num::NonZeroU32;
 use std::sync::{Arc, Weak};
 
 use hcomm_types::{DataType, Error, ErrorKind, ReduceOp, Result};
@@ -102,6 +103,11 @@ pub(crate) enum Work<'a> {
         dtype: DataType,
         redop: ReduceOp,
     },
+    Divide {
+        dst: Place<'a>,
+        dtype: DataType,
+        by: NonZeroU32,
+    },
     Fence {
         channel: &'a Channel,
     },
@@ -137,6 +143,7 @@ impl<'a> Work<'a> {
             | Self::WaitThread { .. }
             | Self::Copy { .. }
             | Self::Reduce { .. }
+            | Self::Divide { .. }
             | Self::Drain => None,
         }
     }
@@ -159,6 +166,7 @@ impl<'a> Work<'a> {
             Self::WaitThread { .. } => "wait_thread",
             Self::Copy { .. } => "copy",
             Self::Reduce { .. } => "reduce",
+            Self::Divide { .. } => "divide",
             Self::Fence { .. } => "fence",
             Self::Drain => "drain",
             Self::Send { .. } => "send",
@@ -485,6 +493,11 @@ impl<'a> Part<'a> {
                 b: self.place(b, count * size)?,
                 dtype,
                 redop,
+            },
+            Op::Divide { dst, count, by } => Work::Divide {
+                dst: self.place(dst, count * size)?,
+                dtype,
+                by,
             },
             Op::Write {
                 link,

@@ -706,7 +706,10 @@ fn memory_in_flight_outlives_its_handles() {
 fn a_mark_is_reached_before_what_comes_later() {
     for link in LINKS {
         let [a, b] = pair(link, 4096);
-        assert!(a.thread.mark().is_reached().unwrap(), "nothing was put there");
+        assert!(
+            a.thread.mark().is_reached().unwrap(),
+            "nothing was put there"
+        );
         a.thread.wait(&a.channel, 0).unwrap();
         let first = a.thread.mark();
         a.thread.wait(&a.channel, 1).unwrap();

@@ -539,7 +539,8 @@ fn a_mark_of_a_worker_is_reached_before_what_comes_later() {
         ta.wait(&a.channel, 0).unwrap();
         let never = ta.mark();
         assert!(!never.wait_for(Duration::from_millis(1)).unwrap());
-        a.domain.abort(Error::new(ErrorKind::Aborted, "by the test"));
+        a.domain
+            .abort(Error::new(ErrorKind::Aborted, "by the test"));
         assert_eq!(never.wait(None).unwrap_err().kind(), ErrorKind::Aborted);
         assert!(reached.is_reached().unwrap());
     }

@@ -199,6 +199,90 @@ impl FromStr for ReduceOp {
     }
 }
 
+/// How a collective operation combines the elements of all ranks: as the data plane does, or to
+/// their average, which is made only when all have been summed up.
+///
+/// The discriminants are those of [`ReduceOp`] and part of the wire format: they never change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[repr(u32)]
+pub enum Reduction {
+    /// Sum; integers wrap around.
+    Sum = 0,
+    /// Product; integers wrap around.
+    Prod = 1,
+    /// The larger one.
+    Max = 2,
+    /// The smaller one.
+    Min = 3,
+    /// The sum, divided by the number of ranks: that of integers, which may have wrapped around,
+    /// towards zero; that of floats rounded once more. A sum that is too large for its type stays so.
+    Avg = 4,
+}
+
+impl Reduction {
+    /// All of them, in the order of their numbers.
+    pub const ALL: [Self; 5] = [Self::Sum, Self::Prod, Self::Max, Self::Min, Self::Avg];
+
+    /// How two elements become one.
+    #[must_use]
+    pub const fn op(self) -> ReduceOp {
+        match self {
+            Self::Sum | Self::Avg => ReduceOp::Sum,
+            Self::Prod => ReduceOp::Prod,
+            Self::Max => ReduceOp::Max,
+            Self::Min => ReduceOp::Min,
+        }
+    }
+
+    /// Name in tables, files and on the command line.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Avg => "avg",
+            _ => self.op().name(),
+        }
+    }
+
+    /// The one with this number, if there is one.
+    #[must_use]
+    pub fn from_number(number: u32) -> Option<Self> {
+        Self::ALL.get(number as usize).copied()
+    }
+}
+
+impl From<ReduceOp> for Reduction {
+    fn from(op: ReduceOp) -> Self {
+        match op {
+            ReduceOp::Sum => Self::Sum,
+            ReduceOp::Prod => Self::Prod,
+            ReduceOp::Max => Self::Max,
+            ReduceOp::Min => Self::Min,
+        }
+    }
+}
+
+impl fmt::Display for Reduction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Reduction {
+    type Err = ParseNameError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Self::ALL
+            .into_iter()
+            .find(|op| op.name() == text)
+            .ok_or_else(|| ParseNameError {
+                what: "reduction",
+                text: text.to_owned(),
+                known: "sum, prod, max, min, avg",
+            })
+    }
+}
+
 /// A name that stands for nothing known.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unknown {what} `{text}`; known: {known}")]
@@ -253,6 +337,22 @@ mod tests {
             assert_eq!(op as u32, number);
             assert_eq!(ReduceOp::from_number(number), Some(op));
             assert_eq!(op.name().parse(), Ok(op));
+        }
+        for (number, reduction) in (0u32..).zip(Reduction::ALL) {
+            assert_eq!(reduction as u32, number);
+            assert_eq!(Reduction::from_number(number), Some(reduction));
+            assert_eq!(reduction.name().parse(), Ok(reduction));
+            assert_eq!(serde_json::to_value(reduction).unwrap(), reduction.name());
+            assert_eq!(
+                reduction.op().name() == reduction.name(),
+                reduction != Reduction::Avg
+            );
+        }
+        for op in ReduceOp::ALL {
+            assert_eq!(
+                (Reduction::from(op).op(), op as u32),
+                (op, Reduction::from(op) as u32)
+            );
         }
         assert!(
             "fp8"

@@ -14,7 +14,7 @@ mod rank;
 mod time;
 
 pub use address::{Address, Location, Protocol, ProtocolSet};
-pub use dtype::{DataType, Element, ParseNameError, ReduceOp, bf16, f16};
+pub use dtype::{DataType, Element, ParseNameError, ReduceOp, Reduction, bf16, f16};
 pub use error::{Blame, Error, ErrorKind, Result};
 pub use limits::{
     DEFAULT_CONNECT_TIMEOUT, DEFAULT_EXECUTION_TIMEOUT, MAX_NOTIFIES_PER_THREAD, MAX_PACKET_LINES,

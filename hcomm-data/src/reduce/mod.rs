@@ -4,6 +4,7 @@
 //! `kernels` the loops, compiled for each level of vector instructions. The level is chosen once a
 //! process.
 
+mod divide;
 mod kernels;
 mod number;
 
@@ -15,6 +16,8 @@ use hcomm_types::{DataType, ReduceOp};
 
 use crate::copy::Hint;
 use kernels::Level;
+
+pub(crate) use divide::divide;
 
 /// `dst[i] = a[i] op b[i]` for `count` elements of `dtype`, bit for bit the same on every machine but
 /// for what is said of NaNs:

@@ -48,7 +48,8 @@ impl Mark {
             return reached.map(|()| true);
         }
         self.thread.drive()?;
-        self.look().map_or(Ok(false), |reached| reached.map(|()| true))
+        self.look()
+            .map_or(Ok(false), |reached| reached.map(|()| true))
     }
 
     /// Drives all threads of this OS thread until it is reached. `None` waits as long as the domain

@@ -1,5 +1,6 @@
 //! Threads: in-order queues of tasks.
 
+mod exchange;
 mod mark;
 mod programs;
 
@@ -24,6 +25,9 @@ use crate::slice::{Memory, RemoteSlice, Slice};
 use crate::work::{BatchOp, Message, Task, Work};
 use crate::worker::CpuTs;
 
+use programs::check_fingerprint;
+
+pub use exchange::Exchange;
 pub use mark::Mark;
 
 /// Who drives a thread.
@@ -629,46 +633,61 @@ impl Thread {
         let kept = self.loan().take();
         let mut loan = kept.unwrap_or_else(Loan::new);
         let queues = std::iter::once(&self.queue).chain(others.iter().map(|other| &other.queue));
-        let domain = &*self.queue.domain;
-        let mut end = None;
         let result = Loan::lend(
             &mut loan,
             buffers,
-            |loan| {
-                let result = start(loan).and_then(|()| {
-                    let mut wait = Wait::new(queues.clone(), domain, timeout);
-                    wait.until(|| all_over(queues.clone())).unwrap_or_else(
-                        |TimedOut { elapsed }| {
-                            let late = queues
-                                .clone()
-                                .find(|queue| queue.lock().is_busy())
-                                .unwrap_or(&self.queue);
-                            Err(driver::timed_out(&late.lock(), domain, elapsed))
-                        },
-                    )
-                });
-                if let Err(cause) = &result {
-                    queues.clone().for_each(|queue| queue.poison(cause.clone()));
-                }
-                result
-            },
-            || {
-                // Only after an error or a panic: nothing queued may be left, and what is posted
-                // has to come to its end.
-                for queue in queues.clone() {
-                    queue.cancel_lent(|| {
-                        Error::new(ErrorKind::Aborted, "the call that lent its memory is over")
-                    });
-                }
-                let wait = end
-                    .get_or_insert_with(|| Wait::new(queues.clone(), domain, Some(Duration::ZERO)));
-                let happened = wait.drive();
-                // Without a deadline, there is no timing out.
-                let _ = wait.round(happened);
-            },
+            |loan| self.end_of_loan(queues.clone(), timeout, start(loan)),
+            self.settling(queues.clone()),
         );
         *self.loan() = Some(loan);
         result?
+    }
+
+    /// Waits until all of what was `started` on queues with lent memory is done, or fails them all.
+    fn end_of_loan<'q>(
+        &'q self,
+        queues: impl Iterator<Item = &'q Arc<Queue>> + Clone,
+        timeout: Option<Duration>,
+        started: Result<()>,
+    ) -> Result<()> {
+        let domain = &*self.queue.domain;
+        let result = started.and_then(|()| {
+            let mut wait = Wait::new(queues.clone(), domain, timeout);
+            wait.until(|| all_over(queues.clone()))
+                .unwrap_or_else(|TimedOut { elapsed }| {
+                    let late = queues
+                        .clone()
+                        .find(|queue| queue.lock().is_busy())
+                        .unwrap_or(&self.queue);
+                    Err(driver::timed_out(&late.lock(), domain, elapsed))
+                })
+        });
+        if let Err(cause) = &result {
+            queues.for_each(|queue| queue.poison(cause.clone()));
+        }
+        result
+    }
+
+    /// What brings queues to let go of lent memory, a step a call. Only after an error or a panic:
+    /// nothing queued may be left, and what is posted has to come to its end.
+    fn settling<'q>(
+        &'q self,
+        queues: impl Iterator<Item = &'q Arc<Queue>> + Clone,
+    ) -> impl FnMut() {
+        let domain = &*self.queue.domain;
+        let mut end = None;
+        move || {
+            for queue in queues.clone() {
+                queue.cancel_lent(|| {
+                    Error::new(ErrorKind::Aborted, "the call that lent its memory is over")
+                });
+            }
+            let wait =
+                end.get_or_insert_with(|| Wait::new(queues.clone(), domain, Some(Duration::ZERO)));
+            let happened = wait.drive();
+            // Without a deadline, there is no timing out.
+            let _ = wait.round(happened);
+        }
     }
 
     /// Drives all threads of this OS thread, of whatever domain, until this one has nothing queued

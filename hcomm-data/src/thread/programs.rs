@@ -51,7 +51,7 @@ impl Thread {
             fingerprint,
             team: None,
         };
-        self.queue.submit_run(run)?;
+        self.queue.submit_task(Task::Run(run))?;
         driver::drive_queues();
         Ok(())
     }
@@ -246,7 +246,7 @@ impl Thread {
                 fingerprint,
                 team: team.clone(),
             };
-            if let Err(cause) = queue.submit_run(run) {
+            if let Err(cause) = queue.submit_task(Task::Run(run)) {
                 queues.clone().for_each(|queue| queue.poison(cause.clone()));
                 return Err(cause);
             }
@@ -257,7 +257,7 @@ impl Thread {
 
 /// A notify's line has room for the fingerprints of two runs, told apart by their numbers.
 #[inline]
-fn check_fingerprint(turn: Turn, fingerprint: u64) -> Result<()> {
+pub(super) fn check_fingerprint(turn: Turn, fingerprint: u64) -> Result<()> {
     if fingerprint == 0 || turn.sequence > 0 {
         return Ok(());
     }
