@@ -2,6 +2,7 @@
 //! channel, locations stay relative.
 
 use std::collections::HashMap;
+use std::num::NonZeroU32;
 
 use hcomm_ctrl::{Membership, Notifies};
 use hcomm_data::{At, Op, PacketLines, Program, ProgramLink, ProgramParts, RemoteSlice, SlotKind};
@@ -39,7 +40,7 @@ pub(crate) fn bind(plan: &RankPlan, shape: &Shape, membership: &Membership) -> R
         links: binder.links,
         scratch: Some(membership.buffer().clone()),
         dtype: shape.dtype,
-        redop: shape.redop,
+        redop: shape.redop.op(),
         input_bytes: shape.input_bytes(me),
         output_bytes: shape.output_bytes(me),
         scratch_bytes: plan.scratch_bytes,
@@ -95,6 +96,11 @@ impl Binder<'_> {
                 a: at(a),
                 b: at(b),
                 count,
+            },
+            Task::Divide { dst, count } => Op::Divide {
+                dst: at(dst),
+                count,
+                by: NonZeroU32::new(self.shape.ranks).unwrap_or(NonZeroU32::MIN),
             },
             Task::Write {
                 peer,

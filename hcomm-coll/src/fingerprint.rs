@@ -5,7 +5,7 @@
 //! are spread by the finaliser of SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom
 //! number generators", OOPSLA 2014).
 
-use hcomm_types::{DataType, Rank, ReduceOp};
+use hcomm_types::{DataType, Rank, Reduction};
 
 use crate::algorithms::Params;
 use crate::plan::{Count, Operation, Shape};
@@ -116,7 +116,7 @@ pub(crate) fn describe([what, count, _]: [u64; 3]) -> String {
         .map_or_else(|| "unknown type".to_owned(), |dtype| dtype.to_string());
     let mut text = format!("{operation} of {count} {dtype}{uneven}");
     if operation.reduces()
-        && let Some(redop) = ReduceOp::from_number(redop.into())
+        && let Some(redop) = Reduction::from_number(redop.into())
     {
         text += &format!(" ({redop})");
     }
@@ -159,6 +159,8 @@ const fn spread(value: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use hcomm_types::ReduceOp;
+
     use super::*;
 
     #[test]
@@ -168,7 +170,7 @@ mod tests {
             ranks: 4,
             count: 10.into(),
             dtype: DataType::F32,
-            redop: ReduceOp::Sum,
+            redop: ReduceOp::Sum.into(),
             in_place: false,
         };
         let params = Params {
@@ -203,7 +205,7 @@ mod tests {
                 ranks,
                 count: count.into(),
                 dtype,
-                redop,
+                redop: redop.into(),
                 in_place: false,
             };
             seen.push(of(&other, "ring", &params));
@@ -239,7 +241,7 @@ mod tests {
                 receives: [3, 9].into(),
             },
             dtype: DataType::U8,
-            redop: ReduceOp::Sum,
+            redop: ReduceOp::Sum.into(),
             in_place: false,
         };
         let all = Shape {

@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::sync::Arc;
 
 use hcomm_ctrl::{Membership, Notifies};
-use hcomm_types::{Error, ErrorKind, Rank, Result};
+use hcomm_types::{Error, ErrorKind, MAX_NOTIFIES_PER_THREAD, Rank, Result};
 
 use crate::plan::{Operation, Plan, Shape, Task};
 use crate::planner::{Bound, Way};
@@ -141,6 +141,15 @@ fn check(plan: &Plan, proof: &Proof, membership: &Membership) -> Result<()> {
                 "thread 0 of rank {rank} waits for a thread notify, which only the others can"
             ));
         }
+    }
+    // The last notify of each other thread says when its part may begin.
+    let most = MAX_NOTIFIES_PER_THREAD as u32 - 1;
+    let waits = |task: &Task| matches!(task, Task::ThreadWait { notify } if *notify >= most);
+    if (plan.ranks.iter())
+        .flat_map(|rank| rank.threads.iter().flatten())
+        .any(waits)
+    {
+        return refuse(format!("it has more than {most} notifies on a thread"));
     }
     if plan.has_packets() && !membership.maps_all() {
         return refuse("it has packets, and not all ranks map each other's memory");

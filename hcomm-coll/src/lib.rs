@@ -16,7 +16,7 @@
 //!     ranks: 4,
 //!     count: 1000.into(),
 //!     dtype: DataType::F32,
-//!     redop: ReduceOp::Sum,
+//!     redop: ReduceOp::Sum.into(),
 //!     in_place: true,
 //! };
 //! let params = Params { scratch_bytes: 64 << 10, slice_bytes: 16 << 10, groups: None };
@@ -45,6 +45,6 @@ mod planner;
 mod rule;
 pub mod verify;
 
-pub use communicator::{Communicator, Elements};
+pub use communicator::{BatchItem, BatchSlice, Communicator, Elements, Request};
 pub use planner::SLICE_BYTES;
 pub use rule::{algorithm as rule, goes_by_messages};

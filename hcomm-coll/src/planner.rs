@@ -49,6 +49,14 @@ pub(crate) struct Bound {
 }
 
 impl Bound {
+    /// The program, if it goes by one and there is something to do.
+    pub(crate) fn program(&self) -> Option<&Arc<Program>> {
+        match &self.way {
+            Way::Program(program) if !self.is_empty => Some(program),
+            _ => None,
+        }
+    }
+
     /// Threads that it needs.
     pub(crate) fn threads(&self) -> usize {
         match &self.way {
@@ -398,7 +406,7 @@ mod tests {
             ranks: 3,
             count: 4096.into(),
             dtype: DataType::U8,
-            redop: ReduceOp::Sum,
+            redop: ReduceOp::Sum.into(),
             in_place: true,
         };
         let params = Params {
@@ -422,7 +430,7 @@ mod tests {
             ranks: 2,
             count: 0.into(),
             dtype: DataType::U8,
-            redop: ReduceOp::Sum,
+            redop: ReduceOp::Sum.into(),
             in_place: false,
         };
         let params = Params {

@@ -28,7 +28,7 @@ fn shape(operation: Operation, ranks: u32, count: u64, dtype: DataType, in_place
         ranks,
         count: count.into(),
         dtype,
-        redop: ReduceOp::Sum,
+        redop: ReduceOp::Sum.into(),
         in_place,
     }
 }

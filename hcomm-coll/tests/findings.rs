@@ -31,7 +31,7 @@ fn plan(operation: Operation, ranks: &[&[&[Task]]]) -> Plan {
             ranks: u32::try_from(ranks.len()).unwrap(),
             count: 2.into(),
             dtype: DataType::I64,
-            redop: ReduceOp::Sum,
+            redop: ReduceOp::Sum.into(),
             in_place: false,
         },
         initial_credits: Vec::new(),

@@ -11,7 +11,7 @@ mod shapes;
 
 use hcomm_coll::algorithms::{Params, algorithms};
 use hcomm_coll::plan::{Operation, Plan, Shape};
-use hcomm_types::{DataType, ReduceOp};
+use hcomm_types::{DataType, Reduction};
 use machine::{Machine, Random};
 use shapes::{operations, uneven};
 
@@ -43,7 +43,7 @@ fn run(plan: &Plan, seed: u64) {
     }
 }
 
-fn run_all(ranks: u32, counts: &[u64], dtypes: &[DataType], redops: &[ReduceOp]) {
+fn run_all(ranks: u32, counts: &[u64], dtypes: &[DataType], redops: &[Reduction]) {
     run_grouped(ranks, None, counts, dtypes, redops);
 }
 
@@ -52,7 +52,7 @@ fn run_grouped(
     groups: Option<&[u32]>,
     counts: &[u64],
     dtypes: &[DataType],
-    redops: &[ReduceOp],
+    redops: &[Reduction],
 ) {
     let params = Params {
         scratch_bytes: 3072,
@@ -96,13 +96,13 @@ fn run_grouped(
 
 #[test]
 fn every_type_and_reduction() {
-    run_all(3, &[37], &DataType::ALL, &ReduceOp::ALL);
+    run_all(3, &[37], &DataType::ALL, &Reduction::ALL);
 }
 
 #[test]
 fn one_to_nine_ranks() {
     for ranks in 1..=9 {
-        run_all(ranks, &[0, 1, 5, 129], &[DataType::I32], &[ReduceOp::Sum]);
+        run_all(ranks, &[0, 1, 5, 129], &[DataType::I32], &[Reduction::Sum]);
     }
 }
 
@@ -113,7 +113,7 @@ fn many_slices() {
             ranks,
             &[1021],
             &[DataType::F32, DataType::U8],
-            &[ReduceOp::Max],
+            &[Reduction::Max],
         );
     }
 }
@@ -127,7 +127,7 @@ fn groups_of_several_sizes() {
         &[0, 1, 2, 0, 1, 2, 0, 1, 0],
     ];
     for groups in layouts {
-        let (ranks, redops) = (groups.len(), &[ReduceOp::Sum]);
+        let (ranks, redops) = (groups.len(), &[Reduction::Sum]);
         let ranks = u32::try_from(ranks).unwrap();
         run_grouped(
             ranks,

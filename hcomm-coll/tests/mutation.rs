@@ -114,7 +114,7 @@ fn small_plans() -> Vec<Plan> {
                             ranks,
                             count: count.into(),
                             dtype: DataType::U64,
-                            redop: ReduceOp::Sum,
+                            redop: ReduceOp::Sum.into(),
                             in_place,
                         };
                         let params = Params {
@@ -185,7 +185,7 @@ fn two_threads() -> Plan {
             ranks: 2,
             count: 2.into(),
             dtype: DataType::U64,
-            redop: ReduceOp::Sum,
+            redop: ReduceOp::Sum.into(),
             in_place: false,
         },
         initial_credits: Vec::new(),
@@ -518,7 +518,7 @@ fn locations(task: &mut Task) -> Vec<&mut Loc> {
         | Task::Read { dst, src, .. }
         | Task::WriteReduce { dst, src, .. } => vec![dst, src],
         Task::PacketWrite { src, .. } => vec![src],
-        Task::PacketRead { dst, .. } => vec![dst],
+        Task::PacketRead { dst, .. } | Task::Divide { dst, .. } => vec![dst],
         Task::PacketReduce { dst, a, .. } => vec![dst, a],
         Task::Reduce { dst, a, b, .. } => vec![dst, a, b],
         Task::ReadReduce { dst, a, src, .. } => vec![dst, a, src],
@@ -534,6 +534,7 @@ fn length(task: &mut Task) -> Option<&mut u64> {
         | Task::PacketWrite { bytes, .. }
         | Task::PacketRead { bytes, .. } => Some(bytes),
         Task::Reduce { count, .. }
+        | Task::Divide { count, .. }
         | Task::WriteReduce { count, .. }
         | Task::ReadReduce { count, .. }
         | Task::PacketReduce { count, .. } => Some(count),

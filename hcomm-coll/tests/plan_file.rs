@@ -8,7 +8,7 @@
 use hcomm_coll::algorithms::{Params, algorithms};
 use hcomm_coll::plan::{Operation, Plan, Shape};
 use hcomm_coll::verify::{Finding, verify, verify_all};
-use hcomm_types::{DataType, Rank, ReduceOp};
+use hcomm_types::{DataType, Rank, Reduction};
 use proptest::prelude::*;
 use serde_json::Value;
 
@@ -29,7 +29,7 @@ fn plans() -> Vec<Plan> {
                 to: Rank(0),
             },
         ] {
-            let (dtype, redop) = (DataType::Bf16, ReduceOp::Max);
+            let (dtype, redop) = (DataType::Bf16, Reduction::Max);
             let shape = Shape {
                 operation,
                 ranks: 3,

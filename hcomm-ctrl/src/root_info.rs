@@ -1,13 +1,15 @@
 //! What a root hands to the other ranks so that they find it, and the listener behind it.
 
 use std::fmt;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::str::FromStr;
 
+use hcomm_topo::{Family, InterfaceFilter};
 use hcomm_types::{Error, ErrorKind, Result};
 use sha2::{Digest, Sha256};
 
 use crate::codec::{Reader, Writer, from_hex, to_hex};
+use crate::endpoint::this_host;
 use crate::job_key::{JobKey, SessionId};
 use crate::net::Listener;
 use crate::outside::Outside;
@@ -192,6 +194,27 @@ impl RootListener {
             session: SessionId::random(&*outside.random),
         };
         Ok(Self { listener, info })
+    }
+
+    /// [`bind`](Self::bind) at an address that the other ranks of a job reach: the loopback address
+    /// for ranks of this host only, else that of the interface that the settings pick.
+    ///
+    /// # Errors
+    /// Those of `bind`; `InvalidArgument` if the settings allow no interface.
+    pub fn bind_picked(settings: &Settings, stays_here: bool) -> Result<Self> {
+        let address = if stays_here {
+            IpAddr::V4(Ipv4Addr::LOCALHOST)
+        } else {
+            let filter: InterfaceFilter = settings.socket_ifname().parse()?;
+            let host = this_host()?;
+            host.pick_interface(&filter, Family::PreferV4)?.address
+        };
+        Self::bind(
+            &Outside::system(),
+            settings,
+            SocketAddr::new(address, 0),
+            &[],
+        )
     }
 
     /// What the other ranks need.

@@ -183,7 +183,10 @@ fn all_reduce(comm: &Communicator, meet: &Barrier, engine: Engine) -> Result<Row
             meet.wait();
         },
         [&comm.thread(0)?, &comm.thread_on(engine, 0)?],
-        |thread| comm.all_reduce_on(thread, &data, &data, DataType::F32, ReduceOp::Sum),
+        |thread| {
+            comm.all_reduce_on(thread, &data, &data, DataType::F32, ReduceOp::Sum)?;
+            Ok(())
+        },
     )
 }
 

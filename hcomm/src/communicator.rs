@@ -8,7 +8,11 @@ use hcomm_types::{Rank, Result};
 
 /// A rank's handle of a communicator; see [`hcomm_coll::Communicator`] for what it does.
 #[derive(Debug)]
-pub struct Communicator(hcomm_coll::Communicator);
+pub struct Communicator {
+    inner: hcomm_coll::Communicator,
+    /// For communicators made from this one.
+    transports: Transports,
+}
 
 /// What a communicator is made with: settings, and the transports to choose from.
 #[derive(Clone, Debug)]
@@ -55,7 +59,7 @@ impl Deref for Communicator {
     type Target = hcomm_coll::Communicator;
 
     fn deref(&self) -> &hcomm_coll::Communicator {
-        &self.0
+        &self.inner
     }
 }
 
@@ -78,12 +82,13 @@ impl Communicator {
     pub fn from_env_with(options: &Options) -> Result<Self> {
         let transports = load_transports(options)?;
         let identity = Identity::from_env()?;
-        Self::finish(Membership::join_launched(
+        let membership = Membership::join_launched(
             &identity,
             &options.settings,
             &transports,
             &Surroundings::system(),
-        ))
+        );
+        Self::finish(membership, transports)
     }
 
     /// Joins a communicator whose root info rank 0 has made with [`RootListener::bind`] and handed
@@ -93,14 +98,7 @@ impl Communicator {
     /// As [`from_env`](Self::from_env).
     pub fn from_root(info: &RootInfo, rank: Rank, size: u32, options: &Options) -> Result<Self> {
         let transports = load_transports(options)?;
-        Self::finish(Membership::join_root(
-            info,
-            rank,
-            size,
-            &options.settings,
-            &transports,
-            &Surroundings::system(),
-        ))
+        Self::join_with(info, rank, size, &options.settings, transports)
     }
 
     /// Joins as rank 0, with the listener behind a root info.
@@ -113,13 +111,7 @@ impl Communicator {
         options: &Options,
     ) -> Result<Self> {
         let transports = load_transports(options)?;
-        Self::finish(Membership::serve_root(
-            listener,
-            size,
-            &options.settings,
-            &transports,
-            &Surroundings::system(),
-        ))
+        Self::serve_with(listener, size, &options.settings, transports)
     }
 
     /// Makes `size` ranks in this process. Give each an OS thread, or keep several on one and use
@@ -145,7 +137,7 @@ impl Communicator {
         )
         .map_err(|error| error.in_call("init_all"))?
         .into_iter()
-        .map(|membership| Ok(Self(hcomm_coll::Communicator::new(membership)?)))
+        .map(|membership| Self::finish(Ok(membership), transports.clone()))
         .collect()
     }
 
@@ -154,12 +146,48 @@ impl Communicator {
     /// # Errors
     /// What was still going on and failed.
     pub fn close(self) -> Result<()> {
-        self.0.close()
+        self.inner.close()
     }
 
-    fn finish(membership: Result<Membership>) -> Result<Self> {
+    /// A new communicator with the settings and transports of this one, as its root.
+    pub(crate) fn serve(&self, listener: RootListener, size: u32) -> Result<Self> {
+        Self::serve_with(listener, size, self.settings(), self.transports.clone())
+    }
+
+    /// The same as another rank.
+    pub(crate) fn join(&self, info: &RootInfo, rank: Rank, size: u32) -> Result<Self> {
+        Self::join_with(info, rank, size, self.settings(), self.transports.clone())
+    }
+
+    fn serve_with(
+        listener: RootListener,
+        size: u32,
+        settings: &Settings,
+        transports: Transports,
+    ) -> Result<Self> {
+        let surroundings = Surroundings::system();
+        let joined = Membership::serve_root(listener, size, settings, &transports, &surroundings);
+        Self::finish(joined, transports)
+    }
+
+    fn join_with(
+        info: &RootInfo,
+        rank: Rank,
+        size: u32,
+        settings: &Settings,
+        transports: Transports,
+    ) -> Result<Self> {
+        let surroundings = Surroundings::system();
+        let joined = Membership::join_root(info, rank, size, settings, &transports, &surroundings);
+        Self::finish(joined, transports)
+    }
+
+    fn finish(membership: Result<Membership>, transports: Transports) -> Result<Self> {
         let membership = membership.map_err(|error| error.in_call("init"))?;
-        Ok(Self(hcomm_coll::Communicator::new(membership)?))
+        Ok(Self {
+            inner: hcomm_coll::Communicator::new(membership)?,
+            transports,
+        })
     }
 }
 

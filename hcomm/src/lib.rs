@@ -63,6 +63,41 @@
 //! # }
 //! ```
 //!
+//! # Beside computation, and in groups
+//!
+//! What is put on a thread is done beside the program where a worker drives it, and its handle tells
+//! when; on a thread of the engine `Cpu` it goes on in any call of its OS thread. Several may be in
+//! flight; collectives of one communicator follow each other in call order.
+//!
+//! ```
+//! use hcomm::{Communicator, CpuTs, DataType, Engine, Reduction};
+//!
+//! fn average(comm: Communicator) -> hcomm::Result<()> {
+//!     let thread = comm.thread_on(Engine::CpuTs(CpuTs::worker(0)), 0)?;
+//!     let mut numbers = comm.register("numbers", vec![comm.rank().0 as f32; 1000])?;
+//!     let slice = numbers.slice()?;
+//!     let request = comm.all_reduce_on(&thread, slice, slice, DataType::F32, Reduction::Avg)?;
+//!     // ... compute ...
+//!     request.wait()?;
+//!     assert_eq!(numbers.deregister()?[0], 0.5);
+//!
+//!     // Communicators of some ranks are as any others.
+//!     let alone = comm.split(Some(comm.rank().0), 0)?.expect("every rank has a color");
+//!     assert_eq!(alone.size(), 1);
+//!     comm.close()
+//! }
+//!
+//! # fn main() -> hcomm::Result<()> {
+//! let ranks = Communicator::init_all(2)?;
+//! std::thread::scope(|scope| {
+//!     for comm in ranks {
+//!         scope.spawn(move || average(comm).unwrap());
+//!     }
+//! });
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! # Giving up
 //!
 //! Every wait has a deadline, and an [`Aborter`] ends it from another OS thread, on this rank at
@@ -86,16 +121,17 @@
 #![forbid(unsafe_code)]
 
 mod communicator;
+mod subset;
 
 pub use communicator::{Communicator, Options, launched, load_transports};
-pub use hcomm_coll::{Elements, algorithms, plan, verify};
+pub use hcomm_coll::{BatchItem, BatchSlice, Elements, Request, algorithms, plan, verify};
 pub use hcomm_ctrl::{
     Aborter, Counters, DEFAULT_BUFFER_BYTES, Identity, JobKey, Launcher, Layout, MIN_BUFFER_BYTES,
     Membership, Outside, ParseRootError, ParseRootInfoError, PeerLink, Registered, RemoteMemory,
     RootAddress, RootInfo, RootListener, Settings, Step, Surroundings, VARIABLES, Variable, Window,
 };
 pub use hcomm_data::{
-    BatchOp, Buffers, Channel, CpuTs, Domain, Engine, Memory, RemoteSlice, Slice, Thread,
+    BatchOp, Buffers, Channel, CpuTs, Domain, Engine, Mark, Memory, RemoteSlice, Slice, Thread,
 };
 pub use hcomm_topo::{Choice, EndpointFacts, HostFacts, Layer, Link, RankGraph, TopologyType};
 pub use hcomm_transport::{
@@ -103,12 +139,13 @@ pub use hcomm_transport::{
     Transports,
 };
 pub use hcomm_types::{
-    Blame, DataType, Element, Error, ErrorKind, Protocol, Rank, ReduceOp, Result, bf16, f16,
+    Blame, DataType, Element, Error, ErrorKind, Protocol, Rank, ReduceOp, Reduction, Result, bf16,
+    f16,
 };
 
 /// What most programs need.
 pub mod prelude {
-    pub use crate::{Communicator, DataType, ErrorKind, Options, Rank, ReduceOp};
+    pub use crate::{Communicator, DataType, ErrorKind, Options, Rank, ReduceOp, Reduction};
 }
 
 /// Operators of one's own: what [`Thread::run`] runs.

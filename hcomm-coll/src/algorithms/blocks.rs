@@ -54,7 +54,9 @@ impl Blocks<'_> {
     /// it is what there will be.
     pub(super) fn run(&mut self, links: &mut Links<'_>, me: Rank, steps: &[Step], reduces: bool) {
         let lane = u32::from(!reduces);
-        for step in steps {
+        // What is combined last is complete.
+        let last = steps.iter().rposition(|step| step.receive.is_some());
+        for (number, step) in steps.iter().enumerate() {
             let link = |peer: Rank| Link::new(peer, self.inbox, lane);
             let ways = [&step.send, &step.receive].map(|way| {
                 way.as_ref()
@@ -94,6 +96,9 @@ impl Blocks<'_> {
                         (mine, slot)
                     };
                     tasks.reduce(work(start), a, b, bytes);
+                    if last == Some(number) {
+                        tasks.divide(work(start), bytes);
+                    }
                 },
             );
             for block in step.receive.iter().flat_map(|(_, blocks)| blocks) {
@@ -136,6 +141,7 @@ impl TwoPhases {
         let longest = cut.part_bytes().saturating_mul(u64::from(joined));
         let slots = Slots::new(algorithm, params, self.count(), 0, longest.min(bytes))?;
         let mut links = Links::new(shape, me, slots);
+        links.tasks.divides();
         let mut blocks = Blocks {
             range: &|block| cut.part(0, u64::from(block)),
             input: &Loc::input,
@@ -161,6 +167,7 @@ impl TwoPhases {
         let slices = Slices::new(bytes, 1, slots.bytes);
         let part = slices.part_bytes();
         let mut links = Links::new(shape, me, slots.shrunk(part));
+        links.tasks.divides();
         for slice in 0..slices.count() {
             // Each block has a place of a slice's length.
             let place = |offset: u64| (Rank((offset / part) as u32), offset % part);

@@ -460,7 +460,7 @@ mod tests {
             ranks: 6,
             count: 1.into(),
             dtype: DataType::U8,
-            redop: ReduceOp::Sum,
+            redop: ReduceOp::Sum.into(),
             in_place: false,
         };
         let mut params = Params {

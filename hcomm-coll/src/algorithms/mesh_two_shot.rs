@@ -62,6 +62,7 @@ impl Algorithm for MeshTwoShot {
         }
         let ranks = u64::from(shape.ranks);
         let mut tasks = Tasks::new(shape, rank);
+        tasks.divides();
         let scratch_bytes = match shape.operation {
             Operation::AllReduce | Operation::Reduce { .. } => {
                 let slices = self.slices(shape, params, ranks, ranks)?;
@@ -405,4 +406,5 @@ fn combine_in_rank_order(tasks: &mut Tasks<'_>, shape: &Shape, me: Rank, what: &
     for peer in ranks(after..shape.ranks) {
         tasks.read_reduce(peer, out, out, others, bytes);
     }
+    tasks.divide(out, bytes);
 }

@@ -84,6 +84,7 @@ impl Algorithm for Ring {
             sent: 0,
             received: 0,
         };
+        ring.tasks.divides();
         match shape.operation {
             Operation::AllReduce => ring.all_reduce(slices),
             Operation::ReduceScatter => ring.reduce_scatter(slices),
@@ -151,12 +152,16 @@ impl Neighbours<'_> {
                 let bytes = length(&range);
                 let (slot, own) = (self.receive(), Loc::input(range.start));
                 // The last part to arrive is complete with this rank's contribution.
-                let dst = if step == ranks - 1 {
+                let is_complete = step == ranks - 1;
+                let dst = if is_complete {
                     Loc::output(range.start)
                 } else {
                     slot
                 };
                 self.tasks.reduce(dst, slot, own, bytes);
+                if is_complete {
+                    self.tasks.divide(dst, bytes);
+                }
                 self.send(dst, bytes);
                 self.give_back();
             }
@@ -188,6 +193,7 @@ impl Neighbours<'_> {
                 if part == self.me {
                     let out = Loc::output(range(part).start);
                     self.tasks.reduce(out, slot, own(part), bytes);
+                    self.tasks.divide(out, bytes);
                 } else {
                     self.tasks.reduce(slot, slot, own(part), bytes);
                     self.send(slot, bytes);

@@ -59,6 +59,7 @@ impl Algorithm for RingBidirectional {
             me: rank,
             links: Links::new(shape, rank, slots),
         };
+        rings.links.tasks.divides();
         for slice in 0..slices.count() {
             match shape.operation {
                 Operation::AllReduce => rings.all_reduce(slice),
@@ -125,13 +126,17 @@ impl Rings<'_> {
                 let bytes = length(&range);
                 let slot = self.links.receive(self.from(way));
                 // The last part to arrive is complete with this rank's contribution.
-                let dst = if step == ranks - 1 {
+                let is_complete = step == ranks - 1;
+                let dst = if is_complete {
                     Loc::output(range.start)
                 } else {
                     slot
                 };
                 let own = Loc::input(range.start);
                 self.links.tasks.reduce(dst, slot, own, bytes);
+                if is_complete {
+                    self.links.tasks.divide(dst, bytes);
+                }
                 self.send(way, dst, bytes);
                 self.links.give_back(self.from(way));
             }
@@ -162,6 +167,7 @@ impl Rings<'_> {
                 if part == self.me {
                     let out = Loc::output(half.start);
                     self.links.tasks.reduce(out, slot, own, bytes);
+                    self.links.tasks.divide(out, bytes);
                 } else {
                     self.links.tasks.reduce(slot, slot, own, bytes);
                     self.send(way, slot, bytes);

@@ -13,6 +13,8 @@ pub(super) struct Tasks<'s> {
     shape: &'s Shape,
     rank: Rank,
     tasks: Vec<Task>,
+    /// Whether the algorithm divides sums itself, where averages are asked for.
+    divides: bool,
 }
 
 impl<'s> Tasks<'s> {
@@ -21,10 +23,16 @@ impl<'s> Tasks<'s> {
             shape,
             rank,
             tasks: Vec::new(),
+            divides: false,
         }
     }
 
-    pub(super) fn finish(self, scratch_bytes: u64) -> RankPlan {
+    /// What has been written down, and scratch memory of so many bytes. Averages are made of the sums
+    /// in the output, unless that was done [on the way](Tasks::divides).
+    pub(super) fn finish(mut self, scratch_bytes: u64) -> RankPlan {
+        if !self.divides && self.shape.operation.reduces() {
+            self.push_divide(Loc::output(0), self.shape.output_bytes(self.rank));
+        }
         let threads = if self.tasks.is_empty() {
             Vec::new()
         } else {
@@ -75,6 +83,26 @@ impl<'s> Tasks<'s> {
         if bytes > 0 {
             let count = bytes / self.shape.element_bytes();
             self.tasks.push(Task::Reduce { dst, a, b, count });
+        }
+    }
+
+    /// The algorithm calls [`divide`](Tasks::divide) for all that it reduces.
+    pub(super) fn divides(&mut self) {
+        self.divides = true;
+    }
+
+    /// Makes averages of sums that are complete, if averages are asked for and the algorithm
+    /// [does so](Tasks::divides).
+    pub(super) fn divide(&mut self, dst: Loc, bytes: u64) {
+        if self.divides {
+            self.push_divide(dst, bytes);
+        }
+    }
+
+    fn push_divide(&mut self, dst: Loc, bytes: u64) {
+        if bytes > 0 && self.shape.makes_averages() {
+            let count = bytes / self.shape.element_bytes();
+            self.tasks.push(Task::Divide { dst, count });
         }
     }
 

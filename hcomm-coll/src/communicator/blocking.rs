@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use hcomm_data::Buffers;
-use hcomm_types::{DataType, Element, Error, ErrorKind, Rank, ReduceOp, Result};
+use hcomm_types::{DataType, Element, Error, ErrorKind, Rank, ReduceOp, Reduction, Result};
 
 use super::Communicator;
 use crate::plan::{Count, Operation, Shape};
@@ -17,7 +17,7 @@ impl Communicator {
         &self,
         input: &[T],
         output: &mut [T],
-        op: ReduceOp,
+        op: impl Into<Reduction>,
     ) -> Result<()> {
         let shape = self.shape(Operation::AllReduce, output.len(), T::DATA_TYPE, op, false);
         self.execute_typed("all_reduce", &shape, input, output)
@@ -27,7 +27,11 @@ impl Communicator {
     ///
     /// # Errors
     /// See [`Communicator`].
-    pub fn all_reduce_in_place<T: Element>(&self, buffer: &mut [T], op: ReduceOp) -> Result<()> {
+    pub fn all_reduce_in_place<T: Element>(
+        &self,
+        buffer: &mut [T],
+        op: impl Into<Reduction>,
+    ) -> Result<()> {
         let shape = self.shape(Operation::AllReduce, buffer.len(), T::DATA_TYPE, op, true);
         self.execute_in_place("all_reduce", &shape, bytemuck::cast_slice_mut(buffer))
     }
@@ -74,7 +78,7 @@ impl Communicator {
         &self,
         input: &[T],
         output: &mut [T],
-        op: ReduceOp,
+        op: impl Into<Reduction>,
     ) -> Result<()> {
         let shape = self.shape(
             Operation::ReduceScatter,
@@ -94,7 +98,7 @@ impl Communicator {
     pub fn reduce_scatter_in_place<T: Element>(
         &self,
         buffer: &mut [T],
-        op: ReduceOp,
+        op: impl Into<Reduction>,
     ) -> Result<()> {
         let count = self.part_of("reduce_scatter", buffer.len())?;
         let shape = self.shape(Operation::ReduceScatter, count, T::DATA_TYPE, op, true);
@@ -137,7 +141,7 @@ impl Communicator {
         &self,
         input: &[T],
         output: &mut [T],
-        op: ReduceOp,
+        op: impl Into<Reduction>,
         root: Rank,
     ) -> Result<()> {
         let operation = Operation::Reduce { root };
@@ -153,7 +157,7 @@ impl Communicator {
     pub fn reduce_in_place<T: Element>(
         &self,
         buffer: &mut [T],
-        op: ReduceOp,
+        op: impl Into<Reduction>,
         root: Rank,
     ) -> Result<()> {
         let operation = Operation::Reduce { root };
@@ -193,7 +197,7 @@ impl Communicator {
         input: &[T],
         output: &mut [T],
         counts: &[usize],
-        op: ReduceOp,
+        op: impl Into<Reduction>,
     ) -> Result<()> {
         let counts = Count::Ranks(widened(counts));
         let shape = self.shape(Operation::ReduceScatter, counts, T::DATA_TYPE, op, false);

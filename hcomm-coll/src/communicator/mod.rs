@@ -1,15 +1,17 @@
 //! Communicators: membership, and the collective operations on it.
 
+mod batch;
 mod blocking;
 mod messages;
 mod queued;
+mod request;
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::ops::Deref;
 
 use hcomm_ctrl::Membership;
 use hcomm_data::{Buffers, Engine, Label, MessageLink, Program, Slice, Thread, Turn};
-use hcomm_types::{DataType, Error, ErrorKind, Rank, ReduceOp, Result};
+use hcomm_types::{DataType, Error, ErrorKind, Rank, Reduction, Result};
 
 use crate::algorithms::{Handshake, Params};
 use crate::fingerprint;
@@ -17,6 +19,9 @@ use crate::given::{self, Given};
 use crate::plan::{Buffer, Count, Operation, Plan, Shape};
 use crate::planner::{Bound, Planner, Way};
 use crate::rule;
+
+pub use batch::{BatchItem, BatchSlice};
+pub use request::Request;
 
 /// A rank's handle of a communicator.
 ///
@@ -196,7 +201,7 @@ impl Communicator {
         operation: Operation,
         count: impl Into<Elements>,
         dtype: DataType,
-        redop: ReduceOp,
+        redop: impl Into<Reduction>,
         in_place: bool,
     ) -> Shape {
         Shape {
@@ -204,7 +209,7 @@ impl Communicator {
             ranks: self.size(),
             count: count.into().0,
             dtype,
-            redop,
+            redop: redop.into(),
             in_place,
         }
     }
@@ -281,6 +286,9 @@ impl Communicator {
             }
         };
         let (turn, workers) = self.take_turn(shape, bound, program, &self.main)?;
+        if !self.main.is_idle() {
+            fork(&self.main, &workers)?;
+        }
         self.main.run_blocking_with(
             &workers,
             program,
@@ -312,21 +320,13 @@ impl Communicator {
         shape: &Shape,
         input: &Slice,
         output: &Slice,
-    ) -> Result<()> {
-        match thread.engine() {
-            Engine::Cpu => self.membership.used_here(),
-            _ => self.membership.used_by_worker(),
-        }
+    ) -> Result<Request> {
+        self.note_use(thread);
         let put = || {
             self.membership.check_usable()?;
             self.check_shape(shape)?;
             check_bytes(shape, self.rank(), input.bytes(), output.bytes())?;
-            if !self.membership.owns(thread) {
-                return Err(Error::new(
-                    ErrorKind::InvalidArgument,
-                    "the thread belongs to another communicator",
-                ));
-            }
+            self.check_owned(thread)?;
             if let Some((link, sends)) = self.messages_for(shape)? {
                 self.follow(thread)?;
                 if self.handshakes.get() {
@@ -353,7 +353,9 @@ impl Communicator {
             match &bound.way {
                 Way::Program(program) => {
                     let (turn, workers) = self.take_turn(shape, &bound, program, thread)?;
-                    thread.run_team(&workers, program, input, output, turn, fingerprint)
+                    fork(thread, &workers)?;
+                    thread.run_team(&workers, program, input, output, turn, fingerprint)?;
+                    join(thread, &workers)
                 }
                 Way::Streams(links) => {
                     let label = label(shape, fingerprint);
@@ -373,7 +375,27 @@ impl Communicator {
                 }
             }
         };
-        put().map_err(|error| self.tell(call, error))
+        put()
+            .map(|()| Request::new(call, self.rank(), thread.mark()))
+            .map_err(|error| self.tell(call, error))
+    }
+
+    /// Notes which OS thread drives what is put on a thread.
+    fn note_use(&self, thread: &Thread) {
+        match thread.engine() {
+            Engine::Cpu => self.membership.used_here(),
+            _ => self.membership.used_by_worker(),
+        }
+    }
+
+    fn check_owned(&self, thread: &Thread) -> Result<()> {
+        if self.membership.owns(thread) {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::InvalidArgument,
+            "the thread belongs to another communicator",
+        ))
     }
 
     /// Begins an operation on a thread, after those before it: from here on all ranks count it.
@@ -471,25 +493,13 @@ impl Communicator {
                 return Err(cause);
             }
             if !other.is_idle() {
-                let turn = self.turn_of(thread)?;
+                let turn = turn_of(thread)?;
                 other.record_thread(thread, turn)?;
                 thread.wait_thread(turn)?;
             }
         }
         *latest = Some(thread.clone());
         Ok(())
-    }
-
-    /// The notify of a thread that says that its turn has come: the last one, which
-    /// [`thread`](Self::thread) adds for that.
-    fn turn_of(&self, thread: &Thread) -> Result<u32> {
-        thread.notifies().checked_sub(1).and_then(|last| u32::try_from(last).ok()).ok_or_else(|| {
-            Error::new(
-                ErrorKind::InvalidArgument,
-                "the previous operation is under way on another thread, and this one has no notify to wait for it",
-            )
-            .hint("make threads with `Communicator::thread`")
-        })
     }
 
     /// The operation's number, and where its scratch memory begins in every rank's communicator
@@ -579,6 +589,36 @@ impl Communicator {
         }
         error
     }
+}
+
+/// Parts of a program on other threads begin when the thread of the call has come to it.
+fn fork(thread: &Thread, others: &[Thread]) -> Result<()> {
+    others.iter().try_for_each(|other| {
+        let turn = turn_of(other)?;
+        thread.record_thread(other, turn)?;
+        other.wait_thread(turn)
+    })
+}
+
+/// What is put on the thread from now on comes after all parts of a program.
+fn join(thread: &Thread, others: &[Thread]) -> Result<()> {
+    others.iter().try_for_each(|other| {
+        let turn = turn_of(thread)?;
+        other.record_thread(thread, turn)?;
+        thread.wait_thread(turn)
+    })
+}
+
+/// The notify of a thread that says that its turn has come: the last one, which
+/// [`Communicator::thread`] adds for that.
+fn turn_of(thread: &Thread) -> Result<u32> {
+    thread.notifies().checked_sub(1).and_then(|last| u32::try_from(last).ok()).ok_or_else(|| {
+        Error::new(
+            ErrorKind::InvalidArgument,
+            "the operation goes over several threads, and this one has no notify to wait for the others",
+        )
+        .hint("make threads with `Communicator::thread`")
+    })
 }
 
 /// What messages of a call say that they are.

@@ -1,9 +1,9 @@
 //! The operations that are put at the end of a thread.
 
 use hcomm_data::{Slice, Thread};
-use hcomm_types::{DataType, Error, ErrorKind, Rank, ReduceOp, Result};
+use hcomm_types::{DataType, Error, ErrorKind, Rank, ReduceOp, Reduction, Result};
 
-use super::Communicator;
+use super::{Communicator, Request};
 use crate::plan::Operation;
 
 impl Communicator {
@@ -18,8 +18,8 @@ impl Communicator {
         input: &Slice,
         output: &Slice,
         dtype: DataType,
-        op: ReduceOp,
-    ) -> Result<()> {
+        op: impl Into<Reduction>,
+    ) -> Result<Request> {
         let count = self.elements("all_reduce_on", output, dtype)?;
         let in_place = same_memory(input, output);
         let shape = self.shape(Operation::AllReduce, count, dtype, op, in_place);
@@ -37,7 +37,7 @@ impl Communicator {
         input: &Slice,
         output: &Slice,
         dtype: DataType,
-    ) -> Result<()> {
+    ) -> Result<Request> {
         let count = self.elements("all_gather_on", input, dtype)?;
         let in_place = self.own_part(output, input);
         let shape = self.shape(Operation::AllGather, count, dtype, ReduceOp::Sum, in_place);
@@ -55,8 +55,8 @@ impl Communicator {
         input: &Slice,
         output: &Slice,
         dtype: DataType,
-        op: ReduceOp,
-    ) -> Result<()> {
+        op: impl Into<Reduction>,
+    ) -> Result<Request> {
         let count = self.elements("reduce_scatter_on", output, dtype)?;
         let in_place = self.own_part(input, output);
         let shape = self.shape(Operation::ReduceScatter, count, dtype, op, in_place);
@@ -73,7 +73,7 @@ impl Communicator {
         buffer: &Slice,
         root: Rank,
         dtype: DataType,
-    ) -> Result<()> {
+    ) -> Result<Request> {
         let count = self.elements("broadcast_on", buffer, dtype)?;
         let shape = self.shape(
             Operation::Broadcast { root },
@@ -89,7 +89,7 @@ impl Communicator {
     ///
     /// # Errors
     /// The thread's error if it has failed before.
-    pub fn barrier_on(&self, thread: &Thread) -> Result<()> {
+    pub fn barrier_on(&self, thread: &Thread) -> Result<Request> {
         let shape = self.shape(Operation::Barrier, 0, DataType::U8, ReduceOp::Sum, false);
         let nothing = self.buffer().sub(0..0)?;
         self.execute_on("barrier_on", thread, &shape, &nothing, &nothing)
@@ -99,7 +99,13 @@ impl Communicator {
     ///
     /// # Errors
     /// `InvalidArgument` if there is no such rank; the thread's error if it has failed before.
-    pub fn send_on(&self, thread: &Thread, data: &Slice, to: Rank, dtype: DataType) -> Result<()> {
+    pub fn send_on(
+        &self,
+        thread: &Thread,
+        data: &Slice,
+        to: Rank,
+        dtype: DataType,
+    ) -> Result<Request> {
         let count = self.elements("send_on", data, dtype)?;
         let shape = self.message("send_on", self.rank(), to, count, dtype)?;
         self.execute_on("send_on", thread, &shape, data, &self.buffer().sub(0..0)?)
@@ -115,7 +121,7 @@ impl Communicator {
         data: &Slice,
         from: Rank,
         dtype: DataType,
-    ) -> Result<()> {
+    ) -> Result<Request> {
         let count = self.elements("recv_on", data, dtype)?;
         let shape = self.message("recv_on", from, self.rank(), count, dtype)?;
         self.execute_on("recv_on", thread, &shape, &self.buffer().sub(0..0)?, data)
@@ -132,9 +138,9 @@ impl Communicator {
         input: &Slice,
         output: &Slice,
         dtype: DataType,
-        op: ReduceOp,
+        op: impl Into<Reduction>,
         root: Rank,
-    ) -> Result<()> {
+    ) -> Result<Request> {
         let count = self.elements("reduce_on", input, dtype)?;
         let in_place = self.rank() == root && same_memory(input, output);
         let shape = self.shape(Operation::Reduce { root }, count, dtype, op, in_place);
@@ -153,7 +159,7 @@ impl Communicator {
         output: &Slice,
         dtype: DataType,
         root: Rank,
-    ) -> Result<()> {
+    ) -> Result<Request> {
         let count = self.elements("gather_on", input, dtype)?;
         let in_place = self.rank() == root && self.own_part(output, input);
         let operation = Operation::Gather { root };
@@ -173,7 +179,7 @@ impl Communicator {
         output: &Slice,
         dtype: DataType,
         root: Rank,
-    ) -> Result<()> {
+    ) -> Result<Request> {
         let count = self.elements("scatter_on", output, dtype)?;
         let in_place = self.rank() == root && self.own_part(input, output);
         let operation = Operation::Scatter { root };
@@ -192,7 +198,7 @@ impl Communicator {
         input: &Slice,
         output: &Slice,
         dtype: DataType,
-    ) -> Result<()> {
+    ) -> Result<Request> {
         let elements = self.elements("all_to_all_on", input, dtype)?;
         let count = self.part_of("all_to_all_on", elements)?;
         let in_place = same_memory(input, output);

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::Range;
 
-use hcomm_types::{DataType, Rank, ReduceOp};
+use hcomm_types::{DataType, Rank, Reduction};
 use serde::{Deserialize, Serialize};
 
 use super::{Buffer, Count};
@@ -120,7 +120,7 @@ pub struct Shape {
     /// Type of the elements.
     pub dtype: DataType,
     /// How elements are combined, for operations that do.
-    pub redop: ReduceOp,
+    pub redop: Reduction,
     /// Whether input and output share memory: the same buffer for all_reduce, broadcast, all_to_all
     /// and the root of reduce; the rank's own part of the output for all_gather and the root of
     /// gather, of the input for reduce_scatter and the root of scatter. Without meaning for the
@@ -245,6 +245,12 @@ impl Shape {
             (Operation::AllToAll, _) => "all_to_all_v",
             (operation, _) => operation.name(),
         }
+    }
+
+    /// Whether results are sums divided by the number of ranks.
+    #[must_use]
+    pub fn makes_averages(&self) -> bool {
+        self.operation.reduces() && self.redop == Reduction::Avg && self.ranks > 1
     }
 
     /// Bytes of one element.
@@ -498,7 +504,7 @@ mod tests {
             ranks: 3,
             count: 5.into(),
             dtype: DataType::F32,
-            redop: ReduceOp::Sum,
+            redop: Reduction::Sum,
             in_place: true,
         }
     }

@@ -100,6 +100,14 @@ pub enum Task {
         /// How many elements.
         count: u64,
     },
+    /// Makes averages of sums, within the rank: divides elements that have the inputs of all ranks in
+    /// them by the number of ranks.
+    Divide {
+        /// Sums, and where the averages go.
+        dst: Loc,
+        /// How many elements.
+        count: u64,
+    },
     /// Writes into the peer's memory, then records a notify there if one is given.
     Write {
         /// Whose memory.
@@ -235,6 +243,7 @@ impl Task {
             | Self::Wait { peer, .. } => Some(*peer),
             Self::Copy { .. }
             | Self::Reduce { .. }
+            | Self::Divide { .. }
             | Self::ThreadRecord { .. }
             | Self::ThreadWait { .. } => None,
         }
@@ -279,6 +288,9 @@ impl fmt::Display for Task {
             Self::Copy { dst, src, bytes } => write!(f, "copy {bytes} bytes from {src} to {dst}"),
             Self::Reduce { dst, a, b, count } => {
                 write!(f, "reduce {count} elements of {a} and {b} into {dst}")
+            }
+            Self::Divide { dst, count } => {
+                write!(f, "divide {count} elements of {dst} by the number of ranks")
             }
             Self::Write {
                 peer,

@@ -403,6 +403,18 @@ pub enum Fault {
     /// A reduction that mixes two operations of a sequence.
     #[error("combines elements of two different operations")]
     CombinesOperations,
+    /// A division where the operation has no averages.
+    #[error("divides, and the operation makes no averages")]
+    DividesNoAverage,
+    /// A division of what is no sum of all ranks' inputs.
+    #[error("divides {found}, which is not the sum of all ranks' inputs")]
+    DividesPart {
+        /// What it divides, in words.
+        found: String,
+    },
+    /// A reduction of averages.
+    #[error("combines what is divided already")]
+    CombinesAverages,
     /// A write that is never seen to arrive.
     #[error(
         "writes into the {buffer} of rank {owner}, but rank {owner} never waits for a notify that \

@@ -140,6 +140,7 @@ fn check_part(
     trees: &mut Vec<(u64, ExpressionId)>,
 ) {
     let shape = &run.rounds[round].shape;
+    let is_average = shape.makes_averages();
     let (home, base) = shape.home(rank, Buffer::Output);
     let memory = &run.memories[run.layout.memory(round, rank, home)];
     for (bytes, cell) in memory.cells_in(base + part.start..base + part.end) {
@@ -151,9 +152,12 @@ fn check_part(
                 bytes.start.wrapping_add(shift) == origin
                     && match expected.source {
                         Some(source) => run.expressions.is_input(expression, round as u32, source),
-                        None => run
-                            .expressions
-                            .is_complete(expression, round as u32, shape.ranks),
+                        None => run.expressions.is_complete(
+                            expression,
+                            round as u32,
+                            shape.ranks,
+                            is_average,
+                        ),
                     }
             }
         };
@@ -173,7 +177,14 @@ fn check_part(
             }
         };
         let source = expected.source.map_or_else(
-            || "the combined inputs of all ranks".to_owned(),
+            || {
+                let what = if is_average {
+                    "average"
+                } else {
+                    "combined inputs"
+                };
+                format!("the {what} of all ranks")
+            },
             |source| format!("the input of rank {source}"),
         );
         let expected = format!("{source} from offset {origin}");

@@ -37,6 +37,12 @@ impl Execution<'_> {
                 let pieces = step.combine(&first, &second, element_bytes);
                 step.write(me, dst, bytes, &pieces);
             }
+            Task::Divide { dst, count } => {
+                let bytes = count * element_bytes;
+                let pieces = step.read(me, dst, bytes);
+                let pieces = step.divide(pieces, element_bytes);
+                step.write(me, dst, bytes, &pieces);
+            }
             Task::Write {
                 peer,
                 dst,
@@ -297,6 +303,34 @@ impl Step<'_, '_> {
         layout.packet_memory(self.at.round as usize, lines.reader)
     }
 
+    /// Divides what is read. What cannot be divided is reported, and stays as it is.
+    fn divide(&mut self, mut pieces: Pieces, element_bytes: u64) -> Pieces {
+        let round = self.at.round;
+        let ranks = self.execution.rounds[round as usize].shape.ranks;
+        for index in 0..pieces.len() {
+            let piece = &mut pieces[index];
+            // What was never written is reported by the read.
+            let Content::Inputs { expression, origin } = &mut piece.content else {
+                continue;
+            };
+            let is_whole =
+                origin.is_multiple_of(element_bytes) && piece.end.is_multiple_of(element_bytes);
+            let expressions = &mut self.execution.expressions;
+            let fault = match expressions.divide(*expression, round, ranks) {
+                Some(divided) if is_whole => {
+                    *expression = divided;
+                    continue;
+                }
+                Some(_) => Fault::CombinesTorn,
+                None => Fault::DividesPart {
+                    found: expressions.describe(*expression),
+                },
+            };
+            self.execution.report(self.at, fault);
+        }
+        pieces
+    }
+
     /// Combines two operands. What cannot be combined is reported, and the first operand stands
     /// in for the result.
     fn combine(&mut self, a: &Pieces, b: &Pieces, element_bytes: u64) -> Pieces {
@@ -315,6 +349,7 @@ impl Step<'_, '_> {
             Misfit::Torn => Fault::CombinesTorn,
             Misfit::Twice(rank) => Fault::CombinesTwice { rank },
             Misfit::Rounds => Fault::CombinesOperations,
+            Misfit::Averages => Fault::CombinesAverages,
         };
         self.execution.report(self.at, fault);
         a.clone()

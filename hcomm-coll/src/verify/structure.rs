@@ -114,6 +114,14 @@ impl TaskCheck<'_> {
                 self.target(me, dst, bytes)?;
                 self.aligned(dst)?;
             }
+            Task::Divide { dst, count } => {
+                if !self.plan.shape.makes_averages() {
+                    return Err(Fault::DividesNoAverage);
+                }
+                let bytes = self.elements(count);
+                self.target(me, dst, bytes)?;
+                self.aligned(dst)?;
+            }
             Task::Write {
                 peer,
                 dst,

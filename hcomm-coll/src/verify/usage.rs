@@ -45,6 +45,7 @@ pub(super) fn usage(plan: &Plan) -> Proof {
         match *task {
             Task::Copy { bytes, .. } => local(bytes.saturating_mul(2)),
             Task::Reduce { count, .. } => local((count * element_bytes).saturating_mul(3)),
+            Task::Divide { count, .. } => local((count * element_bytes).saturating_mul(2)),
             Task::Write {
                 peer, dst, bytes, ..
             } => {

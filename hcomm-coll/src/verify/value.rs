@@ -82,6 +82,8 @@ pub(super) enum Misfit {
     Twice(Rank),
     /// Operands of two different operations.
     Rounds,
+    /// An operand that is divided already.
+    Averages,
 }
 
 #[derive(Debug)]
@@ -91,6 +93,8 @@ struct Expression {
     /// How many ranks, from the first on, are combined in rank order: each with all before it. Zero
     /// if it is anything else.
     in_order: u32,
+    /// Whether it is divided by the number of ranks.
+    is_average: bool,
 }
 
 /// All expressions that occur.
@@ -99,6 +103,7 @@ pub(super) struct Expressions {
     all: Vec<Expression>,
     inputs: HashMap<(u32, Rank), ExpressionId>,
     combined: HashMap<(ExpressionId, ExpressionId), ExpressionId>,
+    averages: HashMap<ExpressionId, ExpressionId>,
 }
 
 impl Expressions {
@@ -119,6 +124,7 @@ impl Expressions {
             round,
             ranks,
             in_order: u32::from(rank == Rank(0)),
+            is_average: false,
         });
         self.inputs.insert((round, rank), id);
         id
@@ -131,6 +137,9 @@ impl Expressions {
         let (left, right) = (&self.all[a.0 as usize], &self.all[b.0 as usize]);
         if left.round != right.round {
             return Err(Misfit::Rounds);
+        }
+        if left.is_average || right.is_average {
+            return Err(Misfit::Averages);
         }
         let round = left.round;
         let (mut ranks, other) = if left.ranks.len() >= right.ranks.len() {
@@ -157,9 +166,40 @@ impl Expressions {
             round,
             ranks,
             in_order,
+            is_average: false,
         });
         self.combined.insert((a, b), id);
         Ok(id)
+    }
+
+    /// The average that division by the number of ranks makes of a sum of all; `None` of anything
+    /// else.
+    pub(super) fn divide(
+        &mut self,
+        id: ExpressionId,
+        round: u32,
+        ranks: u32,
+    ) -> Option<ExpressionId> {
+        if let Some(&average) = self.averages.get(&id) {
+            return Some(average);
+        }
+        if !self.is_complete(id, round, ranks, false) {
+            return None;
+        }
+        let Expression {
+            ref ranks,
+            in_order,
+            ..
+        } = self.all[id.0 as usize];
+        let ranks = ranks.clone();
+        let average = self.add(Expression {
+            round,
+            ranks,
+            in_order,
+            is_average: true,
+        });
+        self.averages.insert(id, average);
+        Some(average)
     }
 
     /// Combines what two accesses of one length have read, element by element.
@@ -221,11 +261,18 @@ impl Expressions {
         self.inputs.get(&(round, rank)) == Some(&id)
     }
 
-    /// Whether all of `ranks` ranks of an operation contribute (each once: see `combine`).
-    pub(super) fn is_complete(&self, id: ExpressionId, round: u32, ranks: u32) -> bool {
+    /// Whether all of `ranks` ranks of an operation contribute (each once: see `combine`), and
+    /// whether it is divided as it should be.
+    pub(super) fn is_complete(
+        &self,
+        id: ExpressionId,
+        round: u32,
+        ranks: u32,
+        is_average: bool,
+    ) -> bool {
         let expression = &self.all[id.0 as usize];
         let present: u32 = expression.ranks.iter().map(|word| word.count_ones()).sum();
-        expression.round == round && present == ranks
+        expression.round == round && present == ranks && expression.is_average == is_average
     }
 
     /// Whether so many ranks are combined in rank order, and no more.
@@ -243,7 +290,12 @@ impl Expressions {
             [rank] => format!("the input of rank {rank}"),
             many => {
                 let names: Vec<String> = many.iter().map(ToString::to_string).collect();
-                format!("the combined inputs of ranks {}", names.join(", "))
+                let what = if expression.is_average {
+                    "average"
+                } else {
+                    "combined inputs"
+                };
+                format!("the {what} of ranks {}", names.join(", "))
             }
         }
     }

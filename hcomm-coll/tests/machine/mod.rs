@@ -10,7 +10,7 @@
 use std::collections::HashMap;
 
 use hcomm_coll::plan::{Buffer, Count, Loc, MAX_PACKET_LINES, Operation, Plan, Shape, Task};
-use hcomm_types::{DataType, Rank, ReduceOp, bf16, f16};
+use hcomm_types::{DataType, Rank, ReduceOp, Reduction, bf16, f16};
 
 /// A source of choices, repeatable from its seed.
 #[derive(Clone, Debug)]
@@ -313,6 +313,11 @@ impl<'p> Machine<'p> {
                 );
                 self.store(state, me, dst, &self.combine(&first, &second))?;
             }
+            Task::Divide { dst, count } => {
+                let sum = self.load(state, me, dst, elements(count)?)?;
+                let average = divide(self.plan.shape.dtype, &sum, ranks);
+                self.store(state, me, dst, &average)?;
+            }
             Task::Read {
                 peer,
                 dst,
@@ -522,7 +527,7 @@ impl<'p> Machine<'p> {
     }
 
     fn combine(&self, a: &[u8], b: &[u8]) -> Vec<u8> {
-        combine(self.plan.shape.dtype, self.plan.shape.redop, a, b)
+        combine(self.plan.shape.dtype, self.plan.shape.redop.op(), a, b)
     }
 }
 
@@ -617,9 +622,13 @@ fn reference(shape: &Shape, inputs: &[Vec<u8>], rank: u32) -> Vec<u8> {
     let all = || {
         let mut inputs = inputs.iter();
         let first = inputs.next().unwrap().clone();
-        inputs.fold(first, |sum, input| {
-            combine(shape.dtype, shape.redop, &sum, input)
-        })
+        let sum = inputs.fold(first, |sum, input| {
+            combine(shape.dtype, shape.redop.op(), &sum, input)
+        });
+        match shape.redop {
+            Reduction::Avg => divide(shape.dtype, &sum, shape.ranks),
+            _ => sum,
+        }
     };
     // The part of a whole that belongs to this rank, by the elements of each part.
     let mine = |whole: &[u8], parts: &[usize]| {
@@ -666,6 +675,39 @@ fn draw(random: &mut Random, dtype: DataType, elements: usize) -> Vec<u8> {
             .flat_map(|_| f64::from(small()).to_le_bytes())
             .collect(),
         _ => garbage(random, elements * dtype.size()),
+    }
+}
+
+/// Integers towards zero, floats rounded.
+fn divide(dtype: DataType, sums: &[u8], by: u32) -> Vec<u8> {
+    macro_rules! each {
+        ($type:ty, $divide:expr) => {
+            sums.chunks_exact(size_of::<$type>())
+                .flat_map(|sum| {
+                    let sum = <$type>::from_le_bytes(sum.try_into().unwrap());
+                    $divide(sum).to_le_bytes()
+                })
+                .collect()
+        };
+    }
+    macro_rules! integer {
+        ($type:ty) => {
+            each!($type, |x: $type| (i128::from(x) / i128::from(by)) as $type)
+        };
+    }
+    match dtype {
+        DataType::I8 => integer!(i8),
+        DataType::I16 => integer!(i16),
+        DataType::I32 => integer!(i32),
+        DataType::I64 => integer!(i64),
+        DataType::U8 => integer!(u8),
+        DataType::U16 => integer!(u16),
+        DataType::U32 => integer!(u32),
+        DataType::U64 => integer!(u64),
+        DataType::F16 => each!(f16, |x: f16| f16::from_f64(x.to_f64() / f64::from(by))),
+        DataType::Bf16 => each!(bf16, |x: bf16| bf16::from_f64(x.to_f64() / f64::from(by))),
+        DataType::F32 => each!(f32, |x: f32| x / by as f32),
+        DataType::F64 => each!(f64, |x: f64| x / f64::from(by)),
     }
 }
 

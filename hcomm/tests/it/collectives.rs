@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use hcomm::plan::Operation;
-use hcomm::{Communicator, DataType, ErrorKind, Rank, ReduceOp, algorithms};
+use hcomm::{Communicator, DataType, ErrorKind, Rank, ReduceOp, Reduction, algorithms};
 
 use crate::job::{self, Job};
 use crate::sample::{Sample, assert_same, combined, each_type, samples, unwritten};
@@ -285,6 +285,26 @@ pub(crate) fn every_type_and_op(comm: &Communicator) {
     });
 }
 
+/// Averages: of integers towards zero, of floats exact where the sum is.
+pub(crate) fn averages(comm: &Communicator) {
+    macro_rules! average {
+        ($($t:ident)*) => {$(
+            for count in [1usize, 37, 3001, 100_003] {
+                let input = samples::<$t>(ReduceOp::Sum, comm.rank().0, 0, count);
+                let mut expected = combined::<$t>(ReduceOp::Sum, comm.size(), 0, count);
+                expected.iter_mut().for_each(|sum| *sum = (f64::from(*sum) / f64::from(comm.size())) as $t);
+                let mut output = unwritten::<$t>(ReduceOp::Sum, count);
+                comm.all_reduce(&input, &mut output, Reduction::Avg).unwrap();
+                assert_same(format!("average of {count}"), &output, &expected);
+                let mut whole = samples::<$t>(ReduceOp::Sum, comm.rank().0, 0, count * comm.size() as usize);
+                comm.reduce_scatter_in_place(&mut whole, Reduction::Avg).unwrap();
+                comm.reduce_in_place(&mut output, Reduction::Avg, Rank(0)).unwrap();
+            }
+        )*};
+    }
+    average!(i8 u16 i32 u32 f32 f64);
+}
+
 /// Every collective on nothing, one byte, odd and prime counts, and around the switch.
 pub(crate) fn every_size<T: Sample>(comm: &Communicator) {
     let ranks = comm.size() as usize;
@@ -370,6 +390,16 @@ fn threads(size: u32, work: impl Fn(&Communicator) + Send + Sync + 'static) {
         work(&comm);
         comm.close().unwrap();
     });
+}
+
+#[test]
+fn averages_between_threads() {
+    for size in [1, 2, 3, 5] {
+        team::run(size, |comm| {
+            averages(&comm);
+            comm.close().unwrap();
+        });
+    }
 }
 
 #[test]

@@ -9,6 +9,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod abort;
+mod batch;
 mod bootstrap;
 mod collectives;
 mod command_perf;
@@ -29,8 +30,10 @@ mod primitives;
 mod programs;
 mod queues;
 mod random;
+mod requests;
 mod sample;
 mod steps;
+mod subset;
 mod tally;
 mod team;
 mod transfers;

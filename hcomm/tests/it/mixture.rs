@@ -317,7 +317,7 @@ impl Step {
         let part =
             |at: usize, count: usize| array.sub(at * size_of::<T>()..(at + count) * size_of::<T>());
         comm.force_algorithm(self.algorithm)?;
-        match self.call {
+        let request = match self.call {
             Call::AllReduce { in_place } => {
                 let output = part(output, count)?;
                 let input = if in_place {
@@ -390,8 +390,9 @@ impl Step {
             Call::Message { from, to } if rank == to => {
                 comm.recv_on(thread, &part(output, count)?, Rank::from_index(from), dtype)
             }
-            Call::Message { .. } => Ok(()),
-        }
+            Call::Message { .. } => return Ok(()),
+        };
+        request.map(drop)
     }
 }
 

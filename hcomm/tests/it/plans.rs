@@ -3,7 +3,9 @@
 
 use hcomm::algorithms::{Algorithm, Handshake, MeshPacket, Params, Ring};
 use hcomm::plan::{Loc, Operation, Plan, RankPlan, Shape, Task};
-use hcomm::{Communicator, DataType, ErrorKind, Options, Rank, ReduceOp, Result, Thread};
+use hcomm::{
+    Communicator, CpuTs, DataType, Engine, ErrorKind, Options, Rank, ReduceOp, Result, Thread,
+};
 
 use crate::team;
 
@@ -93,7 +95,7 @@ fn by_hand(operation: Operation, ranks: Vec<Vec<Task>>) -> Plan {
             ranks: 2,
             count: 4.into(),
             dtype: DataType::U8,
-            redop: ReduceOp::Sum,
+            redop: ReduceOp::Sum.into(),
             in_place: false,
         },
         ranks: ranks.into_iter().map(rank).collect(),
@@ -275,6 +277,25 @@ fn a_plan_of_two_threads_runs() {
             comm.all_gather(&mine, &mut all).unwrap();
             assert_eq!(all[..4], [round; 4]);
             assert_eq!(all[4..], [10 + round; 4]);
+        }
+        // What is put on a thread is done when all its parts are.
+        let memory = comm.allocate("memory", 12).unwrap();
+        let (own, all) = (memory.sub(0..4).unwrap(), memory.sub(4..12).unwrap());
+        for engine in [Engine::Cpu, Engine::CpuTs(CpuTs::worker(0))] {
+            let threads = [0, 1].map(|_| comm.thread_on(engine, 0).unwrap());
+            for round in 0..50u8 {
+                own.copy_from(&[comm.rank().0 as u8 * 100 + round; 4])
+                    .unwrap();
+                let thread = &threads[usize::from(round % 3 == 0)];
+                let request = comm
+                    .all_gather_on(thread, &own, &all, DataType::U8)
+                    .unwrap();
+                request.wait().unwrap();
+                let mut found = [0; 8];
+                all.copy_to(&mut found).unwrap();
+                assert_eq!(found[..4], [round; 4]);
+                assert_eq!(found[4..], [100 + round; 4]);
+            }
         }
         comm.close().unwrap();
     });

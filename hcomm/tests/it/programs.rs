@@ -9,7 +9,9 @@ use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 use serde_json::json;
 
 use crate::sample::{Sample as _, samples};
-use crate::{abort, collectives, leaks, messages, mixture, primitives, steps, transfers};
+use crate::{
+    abort, batch, collectives, leaks, messages, mixture, primitives, steps, subset, transfers,
+};
 
 /// What stands before an error on stdout.
 pub(crate) const ERROR: &str = "ERROR ";
@@ -71,6 +73,8 @@ fn rank(name: &str) {
             collectives::every_size::<u32>(&comm);
             collectives::every_algorithm(&comm);
         }
+        "subset" => subset::groups(&comm),
+        "batch" => batch::all_to_all_at_once(&comm, 100),
         "sizes" => {
             collectives::every_size::<f32>(&comm);
             collectives::every_algorithm(&comm);

@@ -515,7 +515,9 @@ impl<'a> Part<'a> {
         }
         match self.kind {
             // More than the ring holds: the rest would go when the victim receives it.
-            "close_sent" => (self.comm).send_on(&self.thread, &self.ours, VICTIM, DataType::U8),
+            "close_sent" => (self.comm)
+                .send_on(&self.thread, &self.ours, VICTIM, DataType::U8)
+                .map(drop),
             "close_staged" => {
                 let large = HALF - 3;
                 let channel = &self.link().channel;

@@ -604,7 +604,9 @@ impl<'a> Here<'a> {
             }
             Way::QueuedMessage => {
                 let data = self.local(source, bytes);
-                (self.comm).send_on(thread, &data, Rank::from_index(peer), transfer.elements())
+                (self.comm)
+                    .send_on(thread, &data, Rank::from_index(peer), transfer.elements())
+                    .map(drop)
             }
             Way::Message if transfer.is_sent_from_slice() => {
                 let data = self.local(source, bytes);

@@ -8,7 +8,7 @@ use hcomm_data::{Buffers, Slice, Thread};
 use hcomm_types::{Error, ErrorKind, Rank, Result};
 
 use super::held::Held;
-use super::pattern::{Reduction, fill, wrong_copies};
+use super::pattern::{Combination, fill, wrong_copies};
 use super::worker::{Case, Plan, as_length, buffer};
 use super::{PerfArgs, PerfOp};
 
@@ -286,8 +286,8 @@ impl Case for Collective<'_> {
 }
 
 /// What an operation combines, if it does.
-fn reduction(shape: &Shape) -> Option<Reduction> {
-    shape.operation.reduces().then_some(Reduction {
+fn reduction(shape: &Shape) -> Option<Combination> {
+    shape.operation.reduces().then_some(Combination {
         dtype: shape.dtype,
         redop: shape.redop,
         ranks: shape.ranks,

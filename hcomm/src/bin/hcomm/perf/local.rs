@@ -5,7 +5,7 @@ use hcomm_data::{Slice, Thread};
 use hcomm_types::{Rank, Result};
 
 use super::held::Held;
-use super::pattern::{Reduction, fill, sum_u64, wrong_copies};
+use super::pattern::{Combination, fill, sum_u64, wrong_copies};
 use super::worker::{Case, Plan, as_length, buffer};
 use super::{PerfArgs, PerfOp};
 
@@ -86,8 +86,8 @@ struct Local<'a, 'b> {
 
 impl Local<'_, '_> {
     /// None if it is a copy.
-    fn reduction(&self) -> Option<Reduction> {
-        (self.args.op == PerfOp::LocalReduce).then_some(Reduction {
+    fn reduction(&self) -> Option<Combination> {
+        (self.args.op == PerfOp::LocalReduce).then_some(Combination {
             dtype: self.args.dtype,
             redop: self.args.redop,
             ranks: 2,
@@ -113,7 +113,7 @@ impl Case for Local<'_, '_> {
         let (thread, args) = (&self.bench.thread, &self.args);
         for _ in 0..args.stream() {
             if args.op == PerfOp::LocalReduce {
-                thread.reduce(&self.result, &self.a, &self.b, args.dtype, args.redop)?;
+                thread.reduce(&self.result, &self.a, &self.b, args.dtype, args.redop.op())?;
             } else {
                 thread.copy(&self.result, &self.a)?;
             }

@@ -23,7 +23,7 @@ use clap::{Args, ValueEnum};
 use hcomm_coll::plan::{Count, Plan};
 use hcomm_coll::verify::verify;
 use hcomm_data::{CpuTs, Engine};
-use hcomm_types::{DataType, Error, ErrorKind, ReduceOp, Result};
+use hcomm_types::{DataType, Error, ErrorKind, Reduction, Result};
 
 use crate::bind::Bind;
 use crate::launch::{self, Job};
@@ -70,9 +70,9 @@ pub(crate) struct PerfArgs {
     /// Data type
     #[arg(short = 'd', long = "dtype", default_value = "fp32")]
     dtype: DataType,
-    /// Reduce operation
+    /// Reduce operation: sum, prod, max, min; avg for collectives
     #[arg(short = 'o', long = "redop", default_value = "sum")]
-    redop: ReduceOp,
+    redop: Reduction,
     /// Root of rooted operations
     #[arg(short = 'r', long = "root", default_value_t = 0)]
     root: u32,
@@ -591,6 +591,9 @@ fn check(args: &PerfArgs, ranks: u32) -> Result<()> {
             "{} runs between pairs of ranks, and {ranks} is not an even number",
             args.op.name()
         ));
+    }
+    if args.redop == Reduction::Avg && !is_collective {
+        return wrong(format!("-o avg: {} is no collective", args.op.name()));
     }
     if args.in_place && args.op == PerfOp::AllToAllV {
         return wrong("--in-place: parts that come would not fit where parts went".to_owned());

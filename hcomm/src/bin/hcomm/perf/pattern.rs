@@ -4,7 +4,7 @@
 //! grouping, and so that a contribution that is missing, doubled or from another position changes
 //! it. No rounding has to be allowed for: one wrong bit is wrong.
 
-use hcomm_types::{DataType, Rank, ReduceOp, bf16, f16};
+use hcomm_types::{DataType, Rank, ReduceOp, Reduction, bf16, f16};
 
 /// Runs a piece of code with `$t` as the Rust type of a data type.
 macro_rules! with_type {
@@ -92,13 +92,13 @@ pub(super) fn sum_u64(bytes: &[u8]) -> u64 {
 
 /// What is combined, and of how many ranks.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Reduction {
+pub(super) struct Combination {
     pub(super) dtype: DataType,
-    pub(super) redop: ReduceOp,
+    pub(super) redop: Reduction,
     pub(super) ranks: u32,
 }
 
-impl Reduction {
+impl Combination {
     /// Fills `buffer` with a rank's contribution from position `first` on.
     pub(super) fn fill(self, buffer: &mut [u8], rank: Rank, first: u64) {
         with_type!(self.dtype, T => {
@@ -154,6 +154,8 @@ fn mix(rank: Rank, position: u64) -> u64 {
 #[derive(Clone, Copy, Debug)]
 struct Terms<T> {
     redop: ReduceOp,
+    /// By what the result is divided, for an average.
+    by: Option<u32>,
     ranks: u64,
     turns: u64,
     /// For sums of floats: contributions go from 1 to this.
@@ -162,7 +164,9 @@ struct Terms<T> {
 }
 
 impl<T: Element> Terms<T> {
-    fn new(redop: ReduceOp, ranks: u32) -> Self {
+    fn new(redop: Reduction, ranks: u32) -> Self {
+        let by = (redop == Reduction::Avg).then_some(ranks);
+        let redop = redop.op();
         let ranks = u64::from(ranks.max(1));
         let (turns, most) = match redop {
             // Only one can be the largest.
@@ -172,6 +176,7 @@ impl<T: Element> Terms<T> {
         };
         Self {
             redop,
+            by,
             ranks,
             turns,
             most,
@@ -202,7 +207,10 @@ impl<T: Element> Terms<T> {
             .step_by(self.turns as usize)
             .map(|rank| self.input(Rank(rank as u32), position));
         match self.redop {
-            ReduceOp::Sum => T::sum(inputs),
+            ReduceOp::Sum => self.by.map_or_else(
+                || T::sum(inputs.clone()),
+                |by| T::sum(inputs.clone()).divided(by),
+            ),
             ReduceOp::Prod => T::product(inputs),
             ReduceOp::Max | ReduceOp::Min => inputs.last().unwrap_or(T::ZERO),
         }
@@ -234,6 +242,9 @@ trait Element: Copy {
 
     fn sum(summands: impl Iterator<Item = Self>) -> Self;
     fn product(factors: impl Iterator<Item = Self>) -> Self;
+
+    /// Integers towards zero, floats rounded.
+    fn divided(self, by: u32) -> Self;
 }
 
 /// Integers wrap around, which is exact in any order: everybody can contribute anything.
@@ -284,6 +295,10 @@ macro_rules! integer_elements {
 
             fn product(factors: impl Iterator<Item = Self>) -> Self {
                 factors.fold(1, Self::wrapping_mul)
+            }
+
+            fn divided(self, by: u32) -> Self {
+                (i128::from(self) / i128::from(by)) as Self
             }
         }
     )*};
@@ -343,6 +358,10 @@ macro_rules! float_elements {
 
             fn product(factors: impl Iterator<Item = Self>) -> Self {
                 $from(factors.map($to).product::<f64>())
+            }
+
+            fn divided(self, by: u32) -> Self {
+                $from($to(self) / f64::from(by))
             }
         }
     )*};
@@ -487,13 +506,13 @@ mod tests {
             for dtype in DataType::ALL {
                 for redop in ReduceOp::ALL {
                     for ranks in RANKS {
-                        let $reduction = Reduction {
+                        let $reduction = Combination {
                             dtype,
-                            redop,
+                            redop: redop.into(),
                             ranks,
                         };
                         with_type!(dtype, $t => {
-                            let $terms = Terms::<$t>::new(redop, ranks);
+                            let $terms = Terms::<$t>::new(redop.into(), ranks);
                             $check
                         });
                     }
@@ -512,7 +531,7 @@ mod tests {
                             let inputs: Vec<T> = (0..reduction.ranks)
                                 .map(|rank| terms.input(Rank(rank), position))
                                 .collect();
-                            order(&inputs, reduction.redop).to_ne_bytes()
+                            order(&inputs, reduction.redop.op()).to_ne_bytes()
                         })
                         .collect();
                     assert_eq!(reduction.wrong(&buffer, first), 0, "{reduction:?}");
@@ -536,7 +555,7 @@ mod tests {
                     Fault::Shifted,
                     Fault::Swapped,
                 ] {
-                    let lasting = matches!(reduction.redop, ReduceOp::Max | ReduceOp::Min);
+                    let lasting = matches!(reduction.redop, Reduction::Max | Reduction::Min);
                     if (ranks == 1 && fault != Fault::Shifted)
                         || (lasting && fault == Fault::Doubled)
                     {
@@ -549,7 +568,7 @@ mod tests {
                                 .map(|rank| terms.input(Rank(rank), position))
                                 .collect();
                             with_fault(&terms, &mut inputs, fault, victim, position);
-                            in_a_row(&inputs, reduction.redop).to_ne_bytes()
+                            in_a_row(&inputs, reduction.redop.op()).to_ne_bytes()
                         })
                         .collect();
                     assert!(
@@ -567,19 +586,19 @@ mod tests {
         for dtype in DataType::ALL {
             for redop in [ReduceOp::Sum, ReduceOp::Prod] {
                 with_type!(dtype, T => {
-                    assert_eq!(Terms::<T>::new(redop, 7).turns, 1, "{dtype} {redop}");
+                    assert_eq!(Terms::<T>::new(redop.into(), 7).turns, 1, "{dtype} {redop}");
                 });
             }
         }
-        assert_eq!(Terms::<f32>::new(ReduceOp::Sum, 4096).turns, 1);
+        assert_eq!(Terms::<f32>::new(Reduction::Sum, 4096).turns, 1);
     }
 
     #[test]
     fn filled_buffers_are_what_results_are_made_of() {
         for dtype in DataType::ALL {
-            for redop in ReduceOp::ALL {
+            for redop in Reduction::ALL {
                 let mut buffer = vec![0; 64 * dtype.size()];
-                let reduction = |ranks| Reduction {
+                let reduction = |ranks| Combination {
                     dtype,
                     redop,
                     ranks,

@@ -5,7 +5,7 @@ use hcomm_data::{BatchOp, RemoteSlice, Slice, Thread};
 use hcomm_types::{DataType, Error, ErrorKind, Rank, Result};
 
 use super::held::Held;
-use super::pattern::{Reduction, fill, sum_u64, wrong_copies};
+use super::pattern::{Combination, fill, sum_u64, wrong_copies};
 use super::worker::{Case, Plan, buffer};
 use super::{PerfArgs, PerfOp};
 
@@ -141,7 +141,7 @@ struct Primitive<'a, 'b> {
     places: Vec<Slice>,
     dtype: DataType,
     /// If contents are combined.
-    reduction: Option<Reduction>,
+    reduction: Option<Combination>,
     reads: bool,
     consumes: bool,
     /// Sum of everything that was consumed.
@@ -150,7 +150,7 @@ struct Primitive<'a, 'b> {
 
 impl<'a, 'b> Primitive<'a, 'b> {
     fn new(bench: &'b Bench<'a>, args: &PerfArgs, size: u64) -> Result<Self> {
-        let (op, dtype, redop) = (args.op, args.dtype, args.redop);
+        let (op, dtype, redop) = (args.op, args.dtype, args.redop.op());
         let batched = op == PerfOp::BatchWrite;
         let total = size * sources(args, size);
         let place = |index: u64| index * total..(index + 1) * total;
@@ -223,9 +223,9 @@ impl<'a, 'b> Primitive<'a, 'b> {
             places,
             dtype,
             reduction: matches!(op, PerfOp::WriteReduce | PerfOp::ReadReduce).then_some(
-                Reduction {
+                Combination {
                     dtype,
-                    redop,
+                    redop: redop.into(),
                     ranks: 2,
                 },
             ),

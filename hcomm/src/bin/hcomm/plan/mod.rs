@@ -12,7 +12,7 @@ use hcomm::{DEFAULT_BUFFER_BYTES, Layout};
 use hcomm_coll::SLICE_BYTES;
 use hcomm_coll::algorithms::Params;
 use hcomm_coll::plan::{Operation, Shape};
-use hcomm_types::{DataType, Error, ErrorKind, Rank, ReduceOp, Result};
+use hcomm_types::{DataType, Error, ErrorKind, Rank, Reduction, Result};
 
 use crate::sizes::parse_bytes;
 
@@ -60,9 +60,9 @@ struct ShapeArgs {
     /// Data type
     #[arg(short = 'd', long = "dtype", default_value = "fp32")]
     dtype: DataType,
-    /// Reduce operation
+    /// Reduce operation: sum, prod, max, min or avg
     #[arg(short = 'o', long = "redop", default_value = "sum")]
-    redop: ReduceOp,
+    redop: Reduction,
     /// Root of rooted operations
     #[arg(short = 'r', long = "root", default_value_t = 0)]
     root: u32,
