@@ -40,6 +40,7 @@ pub(crate) fn of(shape: &Shape, algorithm: &str, params: &Params) -> u64 {
     }
     print.add(params.scratch_bytes);
     print.add(params.slice_bytes);
+    print.add(params.flows.into());
     for group in params.groups.iter().flat_map(|groups| groups.iter()) {
         print.add((*group).into());
     }
@@ -80,6 +81,7 @@ pub(crate) fn words_of_plan(shape: &Shape, file: &[u8]) -> [u64; 3] {
         scratch_bytes: 0,
         slice_bytes: 0,
         groups: None,
+        flows: 1,
     };
     let [what, count, _] = words(shape, "", &none);
     let mut print = Print(0);
@@ -177,6 +179,7 @@ mod tests {
             scratch_bytes: 4096,
             slice_bytes: 512,
             groups: None,
+            flows: 1,
         };
         let others = [
             (

@@ -19,7 +19,7 @@
 //!     redop: ReduceOp::Sum.into(),
 //!     in_place: true,
 //! };
-//! let params = Params { scratch_bytes: 64 << 10, slice_bytes: 16 << 10, groups: None };
+//! let params = Params { scratch_bytes: 64 << 10, slice_bytes: 16 << 10, groups: None, flows: 1 };
 //! let ring = algorithms::by_name("ring").expect("ring is built in");
 //! let mut plan = ring.plan(&shape, &params)?;
 //!

@@ -319,6 +319,7 @@ impl Planner {
             scratch_bytes: membership.layout().stream_bytes(),
             slice_bytes: SLICE_BYTES,
             groups: None,
+            flows: 1,
         };
         Ok(Bound {
             way: Way::Streams(links),
@@ -340,10 +341,10 @@ impl Planner {
             scratch_bytes,
             slice_bytes: SLICE_BYTES,
             groups: None,
+            flows: 1,
         };
         let algorithm = self.choose(shape, &params, membership.maps_all())?;
-        let plan = algorithm
-            .plan_rank(shape, &params, membership.rank())
+        let plan = algorithms::plan_rank(algorithm, shape, &params, membership.rank())
             .map_err(|error| Error::new(ErrorKind::InvalidArgument, error.to_string()))?;
         if cfg!(debug_assertions)
             && shape.count.is_complete()
@@ -413,6 +414,7 @@ mod tests {
             scratch_bytes: 1024,
             slice_bytes: 512,
             groups: None,
+            flows: 1,
         };
         let two_shot = algorithms::by_name("mesh_two_shot").unwrap();
         let root = two_shot.plan_rank(&shape, &params, Rank(0)).unwrap();
@@ -437,6 +439,7 @@ mod tests {
             scratch_bytes: 1024,
             slice_bytes: 512,
             groups: None,
+            flows: 1,
         };
         let one_shot = algorithms::by_name("mesh_one_shot").unwrap();
         let error = Planner::check_capacity(&shape, &params, one_shot, 0).unwrap_err();

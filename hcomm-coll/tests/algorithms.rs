@@ -20,6 +20,7 @@ const PARAMS: Params = Params {
     scratch_bytes: 4096,
     slice_bytes: 1024,
     groups: None,
+    flows: 1,
 };
 
 fn shape(operation: Operation, ranks: u32, count: u64, dtype: DataType, in_place: bool) -> Shape {
@@ -151,6 +152,7 @@ fn many_ranks() {
         scratch_bytes: 16 << 10,
         slice_bytes: 8 << 10,
         groups: None,
+        flows: 1,
     };
     for (ranks, dtype) in [(16, DataType::F32), (33, DataType::Bf16)] {
         prove_all(ranks, &[dtype], &params, |bytes| {
@@ -165,6 +167,7 @@ fn sixty_four_ranks_of_everything_once() {
         scratch_bytes: 64 << 10,
         slice_bytes: 16 << 10,
         groups: None,
+        flows: 1,
     };
     for algorithm in algorithms() {
         for operation in operations(64) {
@@ -258,6 +261,7 @@ fn as_many_bytes_as_it_should_be() {
             scratch_bytes: 64 << 10,
             slice_bytes: 4096,
             groups: None,
+            flows: 1,
         };
         let count = match operation {
             Operation::AllReduce | Operation::Reduce { .. } | Operation::Broadcast { .. } => {
@@ -303,6 +307,7 @@ fn too_little_scratch_is_an_error_with_the_numbers() {
             scratch_bytes,
             slice_bytes: 64,
             groups: groups.map(Into::into),
+            flows: 1,
         };
         for algorithm in algorithms() {
             for operation in operations(ranks) {
@@ -359,6 +364,7 @@ fn prove_once(ranks: u32, count: u64, scratch_bytes: u64) {
         scratch_bytes,
         slice_bytes: 4096,
         groups: None,
+        flows: 1,
     };
     for algorithm in algorithms() {
         for operation in operations(ranks) {
@@ -400,6 +406,7 @@ fn groups_of_all_kinds() {
             scratch_bytes: 4096,
             slice_bytes: 512,
             groups: Some(layout.into()),
+            flows: 1,
         };
         for algorithm in algorithms() {
             for operation in operations(ranks) {
@@ -424,6 +431,7 @@ fn little_goes_from_group_to_group() {
         scratch_bytes: 16 << 10,
         slice_bytes: 16 << 10,
         groups: Some([0, 0, 0, 0, 1, 1, 1, 1].into()),
+        flows: 1,
     };
     let shape = shape(Operation::AllReduce, 8, 4096, DataType::F32, false);
     let proof = prove(&plan(by_name("hierarchical").unwrap(), &shape, &params));
@@ -588,7 +596,7 @@ proptest! {
         let operation = operations[which % operations.len()];
         let even = shape(operation, ranks, count, DataType::ALL[dtype], in_place);
         let shape = uneven(&even).filter(|_| differ).unwrap_or(even);
-        let params = Params { scratch_bytes, slice_bytes, groups: groups.map(|groups| groups[..ranks as usize].into()) };
+        let params = Params { scratch_bytes, slice_bytes, groups: groups.map(|groups| groups[..ranks as usize].into()), flows: 1 };
         for algorithm in algorithms() {
             if !algorithm.supports(&shape) {
                 continue;

@@ -26,6 +26,7 @@ fn plans(ranks: u32, counts: &[u64]) -> Vec<Plan> {
         scratch_bytes: 4096,
         slice_bytes: 512,
         groups: None,
+        flows: 1,
     };
     let mut plans = Vec::new();
     for algorithm in algorithms() {

@@ -58,6 +58,7 @@ fn run_grouped(
         scratch_bytes: 3072,
         slice_bytes: 512,
         groups: groups.map(Into::into),
+        flows: 1,
     };
     let mut seed = u64::from(ranks) << 32;
     for algorithm in algorithms() {

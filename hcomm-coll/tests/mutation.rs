@@ -122,6 +122,7 @@ fn small_plans() -> Vec<Plan> {
                             slice_bytes: 64,
                             // Of one group `hierarchical` makes two steps; here it makes three.
                             groups: Some([3, 0, 3][..ranks as usize].into()),
+                            flows: 1,
                         };
                         let uneven = uneven(&shape);
                         for shape in [Some(shape), uneven].into_iter().flatten() {

@@ -17,6 +17,7 @@ fn plans() -> Vec<Plan> {
         scratch_bytes: 1024,
         slice_bytes: 256,
         groups: None,
+        flows: 1,
     };
     let mut plans = Vec::new();
     for algorithm in algorithms() {

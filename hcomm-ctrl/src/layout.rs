@@ -168,7 +168,8 @@ impl Notifies {
     /// The one that ends the handshake.
     pub(crate) const PROBE: u32 = 0;
     const COLLECTIVE: u32 = 1;
-    const COLLECTIVES: u32 = 15;
+    /// Ten for each of four flows.
+    const COLLECTIVES: u32 = 40;
     const DATA: u32 = Self::COLLECTIVE + Self::COLLECTIVES;
     const CREDIT: u32 = Self::DATA + Self::SLOTS;
     /// Notifies that point-to-point plans use in each direction: those of two slots, which begin

@@ -146,6 +146,7 @@ pub(crate) fn race(comm: Communicator) -> Result<()> {
             scratch_bytes: comm.layout().half_bytes(),
             slice_bytes: 256 << 10,
             groups: None,
+            flows: 1,
         };
         let plan = Chain
             .plan(&shape, &params)

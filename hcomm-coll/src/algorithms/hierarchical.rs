@@ -467,6 +467,7 @@ mod tests {
             scratch_bytes: 0,
             slice_bytes: 0,
             groups: Some([7, 7, 3, 7, 3, 0].into()),
+            flows: 1,
         };
         let groups = Groups::new(&shape, &params).unwrap();
         let peers = |rank: u32| -> Vec<u32> {

@@ -33,6 +33,7 @@
 mod binary_tree;
 mod blocks;
 mod bruck;
+mod flows;
 mod halving_doubling;
 mod handshake;
 mod hierarchical;
@@ -89,6 +90,9 @@ pub struct Params {
     /// The group of each rank, in rank order: ranks of one group share a host, or whatever else
     /// makes them near each other. The numbers mean nothing but that. `None`: all in one group.
     pub groups: Option<Arc<[u32]>>,
+    /// Over how many threads a large operation flows, each with a part of every buffer; 1 for one.
+    /// Operations whose counts differ from rank to rank, messages and packets go on one.
+    pub flows: u32,
 }
 
 impl Params {
@@ -128,7 +132,7 @@ pub trait Algorithm: Send + Sync {
         false
     }
 
-    /// What one rank does.
+    /// What one rank does, in one flow.
     ///
     /// # Errors
     /// If the shape is impossible or not supported, or does not fit in the scratch memory.
@@ -140,7 +144,7 @@ pub trait Algorithm: Send + Sync {
         Vec::new()
     }
 
-    /// What all ranks do.
+    /// What all ranks do, in as many [flows](Params::flows) as asked for.
     ///
     /// # Errors
     /// As [`plan_rank`](Self::plan_rank).
@@ -148,7 +152,7 @@ pub trait Algorithm: Send + Sync {
         shape.validate()?;
         let ranks = shape
             .all_ranks()
-            .map(|rank| self.plan_rank(shape, params, rank));
+            .map(|rank| flows::plan_rank(self, shape, params, rank));
         Ok(Plan {
             format: PlanFormat::V1,
             algorithm: self.name().to_owned(),
@@ -157,6 +161,19 @@ pub trait Algorithm: Send + Sync {
             ranks: ranks.collect::<Result<_, _>>()?,
         })
     }
+}
+
+/// What one rank does, in as many [flows](Params::flows) as asked for.
+///
+/// # Errors
+/// As [`Algorithm::plan_rank`].
+pub fn plan_rank(
+    algorithm: &dyn Algorithm,
+    shape: &Shape,
+    params: &Params,
+    rank: Rank,
+) -> Result<RankPlan, PlanError> {
+    flows::plan_rank(algorithm, shape, params, rank)
 }
 
 /// All built-in algorithms.

@@ -186,6 +186,7 @@ impl Communicator {
             scratch_bytes: self.layout().half_bytes(),
             slice_bytes: u64::MAX,
             groups: None,
+            flows: 1,
         };
         let packets = self.membership.maps_all();
         if planner.streams(shape, &self.membership) {

@@ -123,6 +123,7 @@ fn refused() -> Vec<(Plan, &'static str)> {
         scratch_bytes: 4096,
         slice_bytes: 1024,
         groups: None,
+        flows: 1,
     };
     let (first, second) = (Rank(0), Rank(1));
     let three = Shape {
@@ -222,6 +223,7 @@ fn packets_are_refused_where_ranks_do_not_map_each_other() {
             scratch_bytes: comm.layout().half_bytes(),
             slice_bytes: 4096,
             groups: None,
+            flows: 1,
         };
         MeshPacket.plan(&example().shape, &params).unwrap()
     };

@@ -121,6 +121,7 @@ impl ShapeArgs {
             scratch_bytes,
             slice_bytes: slice.unwrap_or(SLICE_BYTES),
             groups: (!groups.is_empty()).then(|| Arc::from(groups)),
+            flows: 1,
         })
     }
 }
