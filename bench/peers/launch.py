@@ -97,7 +97,7 @@ class Launcher:
             texts.append(file.read())
             file.close()
         out, err = "".join(texts[0::2]), "".join(texts[1::2])
-        job["seconds"] = ended - float(env["BENCH_T0"])
+        job["began"] = float(env["BENCH_T0"])
         try:
             samples = job["parse"](out, job)
         except (KeyError, TypeError, ValueError) as error:

@@ -4,7 +4,7 @@ use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::Command;
 
-use crate::cargo::{finish, root};
+use crate::cargo::{cargo, finish, root};
 use crate::command;
 use crate::error::Error;
 use crate::needs;
@@ -18,6 +18,9 @@ pub(crate) fn run(arguments: &[&str]) -> Result<(), Error> {
     bench.arg("-B").arg(folder.join("bench.py")).args(arguments);
     if measures(arguments) {
         bench.env("HCOMM", command::build()?);
+        // Whose first result is waited for, as that of the others' own programs.
+        let mut example = cargo(&["build", "--release", "--package", "hcomm"]);
+        finish(example.args(["--example", "first_result"]))?;
         finish(&mut Command::new(folder.join("setup.sh")))?;
     }
     let cause = bench.exec();
