@@ -78,6 +78,38 @@ impl Count {
         }
     }
 
+    /// What one of `ranks` ranks sends to all those before another, as far as it is known.
+    pub(super) fn sent_before(&self, ranks: u32, from: Rank, to: Rank) -> u64 {
+        match self {
+            Self::Even(count) => count * u64::from(to.0),
+            Self::Pairs(counts) => {
+                let row = from.index() * ranks as usize;
+                counts.get(row..row + to.index()).map_or(0, add)
+            }
+            Self::Own { rank, sends, .. } if *rank == from => {
+                sends.get(..to.index()).map_or(0, add)
+            }
+            Self::Ranks(_) | Self::Own { .. } => {
+                let before = (0..to.0).map(Rank);
+                before.map(|to| self.of_pair(ranks, from, to)).sum()
+            }
+        }
+    }
+
+    /// What one of `ranks` ranks gets from all those before another, as far as it is known.
+    pub(super) fn received_before(&self, ranks: u32, from: Rank, to: Rank) -> u64 {
+        match self {
+            Self::Even(count) => count * u64::from(from.0),
+            Self::Own { rank, receives, .. } if *rank == to => {
+                receives.get(..from.index()).map_or(0, add)
+            }
+            _ => {
+                let before = (0..from.0).map(Rank);
+                before.map(|from| self.of_pair(ranks, from, to)).sum()
+            }
+        }
+    }
+
     /// The largest of all numbers that are known.
     #[must_use]
     pub fn largest(&self) -> u64 {
@@ -115,6 +147,10 @@ impl Count {
     pub const fn is_even(&self) -> bool {
         matches!(self, Self::Even(_))
     }
+}
+
+fn add(counts: &[u64]) -> u64 {
+    counts.iter().sum()
 }
 
 impl From<u64> for Count {

@@ -370,16 +370,14 @@ impl Shape {
     /// Where in its input a rank has what it sends to another in an all_to_all.
     #[must_use]
     pub fn sent_part(&self, from: Rank, to: Rank) -> Range<u64> {
-        let before = self.all_ranks().take(to.index());
-        let start = before.map(|to| self.pair_bytes(from, to)).sum();
+        let start = self.count.sent_before(self.ranks, from, to) * self.element_bytes();
         start..self.pair_bytes(from, to).saturating_add(start)
     }
 
     /// Where in its output a rank gets what another sends to it in an all_to_all.
     #[must_use]
     pub fn received_part(&self, from: Rank, to: Rank) -> Range<u64> {
-        let before = self.all_ranks().take(from.index());
-        let start = before.map(|from| self.pair_bytes(from, to)).sum();
+        let start = self.count.received_before(self.ranks, from, to) * self.element_bytes();
         start..self.pair_bytes(from, to).saturating_add(start)
     }
 

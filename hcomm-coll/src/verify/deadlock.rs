@@ -1,8 +1,7 @@
 //! Why a run got stuck, in words.
 
-use std::collections::HashMap;
-
 use hcomm_types::Rank;
+use rustc_hash::FxHashMap;
 
 use super::execution::Execution;
 use super::finding::OtherTask;
@@ -12,7 +11,7 @@ use super::{At, Fault};
 impl Execution<'_> {
     /// Follows the waits from the first rank that is stuck until they close a circle.
     pub(super) fn report_deadlock(&mut self) {
-        let blocked: HashMap<(Rank, usize), Notify> = self
+        let blocked: FxHashMap<(Rank, usize), Notify> = self
             .counters
             .iter()
             .filter_map(|((_, notify), counter)| Some((counter.blocked?, *notify)))
@@ -57,7 +56,7 @@ impl Execution<'_> {
     fn recorder(
         &self,
         notify: Notify,
-        blocked: &HashMap<(Rank, usize), Notify>,
+        blocked: &FxHashMap<(Rank, usize), Notify>,
     ) -> Option<(Rank, usize)> {
         let mut candidates: Vec<(Rank, usize)> = blocked.keys().copied().collect();
         candidates.sort_unstable();

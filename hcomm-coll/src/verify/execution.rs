@@ -1,8 +1,9 @@
 //! The one symbolic run.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::VecDeque;
 
 use hcomm_types::Rank;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::clock::{Clock, Landings, Message, Moment, covers};
 use super::layout::{Layout, Lines, Notify, notify_recorded, notify_waited};
@@ -27,11 +28,11 @@ pub(super) struct Execution<'p> {
     pub(super) next_task: Vec<usize>,
     /// The plan each rank is in, and how many of its threads are not done with it.
     pub(super) current: Vec<(usize, usize)>,
-    pub(super) counters: HashMap<(usize, Notify), Counter>,
+    pub(super) counters: FxHashMap<(usize, Notify), Counter>,
     /// Records made between each pair of a thread and a peer it writes to.
     pub(super) landed: Vec<u32>,
     pub(super) landings: Landings,
-    pub(super) raced: HashSet<(usize, usize, u32, u32)>,
+    pub(super) raced: FxHashSet<(usize, usize, u32, u32)>,
     notify_capacity: u64,
 }
 
@@ -71,10 +72,10 @@ impl<'p> Execution<'p> {
             clocks: (0..actors).map(|actor| Clock::new(actors, actor)).collect(),
             next_task: vec![0; actors],
             current: vec![(0, 0); ranks],
-            counters: HashMap::new(),
+            counters: FxHashMap::default(),
             landed: vec![0; pairs],
             landings: Landings::new(actors, pairs),
-            raced: HashSet::new(),
+            raced: FxHashSet::default(),
             notify_capacity: 0,
             layout,
         };

@@ -1,9 +1,8 @@
 //! Numbers for the threads, notifies, clock components and memories of a row of plans.
 
-use std::collections::HashMap;
-
 use hcomm_data::packet_lines;
 use hcomm_types::{MAX_PACKET_LINES, Rank};
+use rustc_hash::FxHashMap;
 
 use super::clock::Moment;
 use crate::plan::{Buffer, Plan, Task};
@@ -151,7 +150,7 @@ pub(super) struct Layout {
     /// First thread of each rank, and the total at the end.
     first_actor: Vec<usize>,
     /// Component of the moments of each pair of a thread and a peer that it writes to.
-    landings: HashMap<(usize, Rank), u32>,
+    landings: FxHashMap<(usize, Rank), u32>,
     /// Scratch used by each plan of the row: 0 and 1 are the halves, others belong to one operation
     /// with credits each. Notifies of halves are one space, of the others one each.
     scratch_sets: Vec<usize>,
@@ -173,7 +172,7 @@ impl Layout {
         let mut layout = Self {
             ranks,
             first_actor,
-            landings: HashMap::new(),
+            landings: FxHashMap::default(),
             scratch_sets: Vec::new(),
             sets: 2,
         };

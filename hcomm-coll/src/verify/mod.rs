@@ -73,6 +73,7 @@ use crate::plan::{Plan, Task};
 use execution::Execution;
 
 pub use finding::{Fault, Finding, OtherTask};
+pub(crate) use structure::notifies_waited;
 
 /// What is known about a plan that is right.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

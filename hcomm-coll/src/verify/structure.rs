@@ -1,8 +1,7 @@
 //! What can be seen without running the plan: lengths, bounds, peers, notifies.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
-
 use hcomm_types::{MAX_NOTIFIES_PER_THREAD, MAX_PACKET_LINES, MAX_THREADS_PER_COMMUNICATOR, Rank};
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::finding::OtherTask;
 use super::layout::{Lines, Notify, notify_recorded, notify_waited};
@@ -60,14 +59,10 @@ fn check_rank(plan: &Plan, rank: Rank, findings: &mut Vec<Finding>) {
                 findings.push(Finding::task(rank, thread, index, task, fault));
             }
         }
-        let held: HashSet<Notify> = tasks
-            .iter()
-            .filter(|task| !task.is_packet())
-            .filter_map(|task| notify_waited(rank, thread, task))
-            .collect();
-        if held.len() > MAX_NOTIFIES_PER_THREAD {
+        let notifies = notifies_waited(rank, thread, tasks);
+        if notifies > MAX_NOTIFIES_PER_THREAD {
             let fault = Fault::TooManyNotifies {
-                notifies: held.len(),
+                notifies,
                 limit: MAX_NOTIFIES_PER_THREAD,
             };
             findings.push(Finding {
@@ -76,6 +71,16 @@ fn check_rank(plan: &Plan, rank: Rank, findings: &mut Vec<Finding>) {
             });
         }
     }
+}
+
+/// How many notifies a thread waits for.
+pub(crate) fn notifies_waited(rank: Rank, thread: usize, tasks: &[Task]) -> usize {
+    let held: FxHashSet<Notify> = tasks
+        .iter()
+        .filter(|task| !task.is_packet())
+        .filter_map(|task| notify_waited(rank, thread, task))
+        .collect();
+    held.len()
 }
 
 struct TaskCheck<'p> {
@@ -339,7 +344,7 @@ struct NotifyUse {
 
 /// Each notify has one recording and one waiting thread, and as many records as waits.
 fn check_notifies(plan: &Plan, findings: &mut Vec<Finding>) {
-    let mut notifies: HashMap<Notify, NotifyUse> = HashMap::new();
+    let mut notifies: FxHashMap<Notify, NotifyUse> = FxHashMap::default();
     let other = |place| other_task(plan, place);
     for (rank, thread, index, task) in tasks(plan).filter(|(.., task)| !task.is_packet()) {
         let place = (rank, thread, index);
@@ -387,16 +392,8 @@ fn check_notifies(plan: &Plan, findings: &mut Vec<Finding>) {
             _ => {}
         }
     }
-    unbalanced.sort_by_key(|(place, _)| *place);
-    findings.extend(
-        unbalanced
-            .into_iter()
-            .filter_map(|((rank, thread, index), fault)| {
-                let task = plan.task(rank, thread, index)?;
-                Some(Finding::task(rank, thread, index, task, fault))
-            }),
-    );
-    let mut credited = HashSet::new();
+    report_in_order(plan, unbalanced, findings);
+    let mut credited = FxHashSet::default();
     for credit in &plan.initial_credits {
         let ranks = plan.shape.ranks;
         let problem = if credit.recorder.0 >= ranks || credit.waiter.0 >= ranks {
@@ -435,8 +432,8 @@ fn other_task(plan: &Plan, (rank, thread, index): Place) -> OtherTask {
 
 /// Each line is used by one packet, which is sent once and taken once.
 fn check_packets(plan: &Plan, findings: &mut Vec<Finding>) {
-    let mut used = HashMap::new();
-    let (mut sent, mut taken) = (BTreeMap::new(), BTreeMap::new());
+    let mut used = FxHashMap::default();
+    let (mut sent, mut taken) = (FxHashMap::default(), FxHashMap::default());
     for (rank, thread, index, task) in tasks(plan) {
         let Some(lines) = Lines::of(rank, task, plan.shape.element_bytes()) else {
             continue;
@@ -456,27 +453,38 @@ fn check_packets(plan: &Plan, findings: &mut Vec<Finding>) {
         let ends = if sends { &mut sent } else { &mut taken };
         ends.insert((writer, reader, first), (lines.bytes, place));
     }
-    let mut add = |(rank, thread, index): Place, fault| {
-        if let Some(task) = plan.task(rank, thread, index) {
-            findings.push(Finding::task(rank, thread, index, task, fault));
-        }
-    };
+    let (mut unmatched, mut untaken) = (Vec::new(), Vec::new());
     for (packet, (taken, place)) in &taken {
         match sent.get(packet) {
-            None => add(*place, Fault::PacketUnsent { writer: packet.0 }),
+            None => unmatched.push((*place, Fault::PacketUnsent { writer: packet.0 })),
             Some((sent, sender)) if sent != taken => {
                 let (taken, sent) = (*taken, *sent);
                 let other = other_task(plan, *sender);
-                add(*place, Fault::PacketLength { taken, sent, other });
+                unmatched.push((*place, Fault::PacketLength { taken, sent, other }));
             }
             Some(_) => {}
         }
     }
     for (packet, (_, place)) in &sent {
         if !taken.contains_key(packet) {
-            add(*place, Fault::PacketUntaken { reader: packet.1 });
+            untaken.push((*place, Fault::PacketUntaken { reader: packet.1 }));
         }
     }
+    report_in_order(plan, unmatched, findings);
+    report_in_order(plan, untaken, findings);
+}
+
+/// Reports what was found in no order of its own, task by task.
+fn report_in_order(plan: &Plan, mut faults: Vec<(Place, Fault)>, findings: &mut Vec<Finding>) {
+    faults.sort_by_key(|(place, _)| *place);
+    findings.extend(
+        faults
+            .into_iter()
+            .filter_map(|((rank, thread, index), fault)| {
+                let task = plan.task(rank, thread, index)?;
+                Some(Finding::task(rank, thread, index, task, fault))
+            }),
+    );
 }
 
 /// All tasks, rank by rank, thread by thread.

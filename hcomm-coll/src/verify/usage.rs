@@ -1,8 +1,7 @@
 //! What a plan needs and moves.
 
-use std::collections::BTreeMap;
-
 use hcomm_types::Rank;
+use rustc_hash::FxHashMap;
 
 use super::structure::tasks;
 use super::{ChannelUse, Proof, RankUse};
@@ -11,7 +10,7 @@ use crate::plan::{Buffer, Operation, Plan, Task};
 /// What a plan uses, with the properties that need a run left at their weakest.
 pub(super) fn usage(plan: &Plan) -> Proof {
     let element_bytes = plan.shape.element_bytes();
-    let mut channels: BTreeMap<(Rank, Rank), ChannelUse> = BTreeMap::new();
+    let mut channels: FxHashMap<(Rank, Rank), ChannelUse> = FxHashMap::default();
     let mut ranks: Vec<RankUse> = plan
         .ranks
         .iter()
@@ -104,7 +103,8 @@ pub(super) fn usage(plan: &Plan) -> Proof {
             });
         }
     }
-    let channels: Vec<ChannelUse> = channels.into_values().collect();
+    let mut channels: Vec<ChannelUse> = channels.into_values().collect();
+    channels.sort_unstable_by_key(|channel| (channel.from, channel.to));
     Proof {
         synchronising: false,
         quiescent: false,

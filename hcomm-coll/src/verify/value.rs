@@ -4,9 +4,8 @@
 //! ranks, and in which order they were combined, is an *expression*; equal expressions have equal
 //! numbers, so comparing two values compares two numbers.
 
-use std::collections::HashMap;
-
 use hcomm_types::Rank;
+use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 /// Number of an expression.
@@ -101,9 +100,9 @@ struct Expression {
 #[derive(Debug, Default)]
 pub(super) struct Expressions {
     all: Vec<Expression>,
-    inputs: HashMap<(u32, Rank), ExpressionId>,
-    combined: HashMap<(ExpressionId, ExpressionId), ExpressionId>,
-    averages: HashMap<ExpressionId, ExpressionId>,
+    inputs: FxHashMap<(u32, Rank), ExpressionId>,
+    combined: FxHashMap<(ExpressionId, ExpressionId), ExpressionId>,
+    averages: FxHashMap<ExpressionId, ExpressionId>,
 }
 
 impl Expressions {
