@@ -8,6 +8,7 @@
 mod shapes;
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use hcomm_coll::algorithms::{Algorithm, Params, PlanError, algorithms, by_name};
 use hcomm_coll::plan::{Operation, Plan, Shape};
@@ -357,6 +358,90 @@ fn large_numbers_of_ranks() {
     for ranks in [48, 64, 100, 128] {
         prove_once(ranks, 40, 64 << 10);
     }
+}
+
+/// Every operation of every algorithm once, in a few tests, so that cores share them.
+const SHARES: usize = 4;
+
+#[test]
+fn first_share_of_the_algorithms_on_512_ranks() {
+    prove_on_512_ranks(0);
+}
+
+#[test]
+fn second_share_of_the_algorithms_on_512_ranks() {
+    prove_on_512_ranks(1);
+}
+
+#[test]
+fn third_share_of_the_algorithms_on_512_ranks() {
+    prove_on_512_ranks(2);
+}
+
+#[test]
+fn fourth_share_of_the_algorithms_on_512_ranks() {
+    prove_on_512_ranks(3);
+}
+
+fn prove_on_512_ranks(share: usize) {
+    const RANKS: u32 = 512;
+    for algorithm in algorithms().iter().skip(share).step_by(SHARES) {
+        // In eights, as on hosts: in one group it would have too many peers.
+        let groups =
+            (algorithm.name() == "hierarchical").then(|| (0..RANKS).map(|rank| rank / 8).collect());
+        let params = Params {
+            scratch_bytes: 1 << 20,
+            slice_bytes: 64 << 10,
+            groups,
+        };
+        let mut seen = BTreeSet::new();
+        // The last of each kind: rooted ones from a rank in the middle.
+        for operation in operations(RANKS).into_iter().rev() {
+            let shape = shape(operation, RANKS, 7, DataType::I32, false);
+            if !algorithm.supports(&shape) || !seen.insert(operation.name()) {
+                continue;
+            }
+            match algorithm.plan(&shape, &params) {
+                Ok(plan) => check(&plan, &params),
+                // A star of so many.
+                Err(PlanError::Notifies { need, .. }) => {
+                    assert_eq!((algorithm.name(), need), ("naive", 2 * 511), "{shape}");
+                }
+                Err(error) => panic!("{}, {shape}: {error}", algorithm.name()),
+            }
+        }
+    }
+}
+
+#[test]
+fn more_peers_than_a_thread_can_wait_for_are_refused_by_every_rank() {
+    let params = |groups: Option<Arc<[u32]>>| Params {
+        scratch_bytes: 1 << 20,
+        slice_bytes: 64 << 10,
+        groups,
+    };
+    let hierarchical = by_name("hierarchical").unwrap();
+    let of = |ranks| shape(Operation::AllGather, ranks, 7, DataType::I32, false);
+    // One group, and one of all but a single rank.
+    let uneven = (0..512).map(|rank| u32::from(rank == 99)).collect();
+    for groups in [None, Some(uneven)] {
+        for rank in [0, 98, 99, 511] {
+            let error = hierarchical
+                .plan_rank(&of(512), &params(groups.clone()), Rank(rank))
+                .unwrap_err();
+            assert!(
+                matches!(error, PlanError::Notifies { limit: 640, .. }),
+                "{error}"
+            );
+        }
+    }
+    // As many as there may be.
+    check(&plan(hierarchical, &of(321), &params(None)), &params(None));
+    let error = hierarchical.plan(&of(322), &params(None)).unwrap_err();
+    assert!(
+        matches!(error, PlanError::Notifies { need: 642, .. }),
+        "{error}"
+    );
 }
 
 fn prove_once(ranks: u32, count: u64, scratch_bytes: u64) {

@@ -27,7 +27,7 @@
 
 use std::ops::Range;
 
-use hcomm_types::Rank;
+use hcomm_types::{MAX_NOTIFIES_PER_THREAD, Rank};
 
 use super::knomial;
 use super::layout::{Slices, line_up};
@@ -72,7 +72,16 @@ impl Algorithm for Hierarchical {
         }
         let peers = shape.all_ranks().map(|rank| groups.peers(rank));
         let peers: Vec<Vec<Rank>> = peers.collect();
-        let links = peers.iter().map(Vec::len).max().unwrap_or(0).max(1) as u64;
+        let links = peers.iter().map(Vec::len).max().unwrap_or(0).max(1);
+        // That data is there, and that a slot is free, of each. All ranks refuse alike.
+        if 2 * links > MAX_NOTIFIES_PER_THREAD {
+            return Err(PlanError::Notifies {
+                algorithm: self.name(),
+                need: 2 * links,
+                limit: MAX_NOTIFIES_PER_THREAD,
+            });
+        }
+        let links = links as u64;
         let parts = match shape.operation {
             Operation::AllReduce => groups.lanes,
             _ => 1,

@@ -56,9 +56,10 @@ mod tree;
 
 use std::sync::Arc;
 
-use hcomm_types::Rank;
+use hcomm_types::{MAX_NOTIFIES_PER_THREAD, Rank};
 
 use crate::plan::{Buffer, Credit, Loc, Operation, Plan, PlanFormat, RankPlan, Shape, ShapeError};
+use crate::verify::notifies_waited;
 use tasks::Tasks;
 
 pub use binary_tree::BinaryTree;
@@ -253,6 +254,19 @@ pub enum PlanError {
         /// What it was given.
         limit: u64,
     },
+    /// More peers than a thread can wait for.
+    #[error(
+        "{algorithm} would wait for {need} notifies on one thread, which has at most {limit}; take \
+         another algorithm, or groups that leave each rank fewer peers"
+    )]
+    Notifies {
+        /// Name of the algorithm.
+        algorithm: &'static str,
+        /// How many it would wait for.
+        need: usize,
+        /// What a thread has.
+        limit: usize,
+    },
 }
 
 /// What all plans have in common at the beginning: checks, and the cases without a message.
@@ -289,6 +303,21 @@ fn begin(
         tasks.keep_own(Loc::output(0), Loc::input(0), shape.count_bytes());
     }
     Ok(Some(tasks.finish(0)))
+}
+
+/// Whether each thread of a rank can wait for all that its plan waits for.
+fn check_notifies(algorithm: &dyn Algorithm, rank: Rank, plan: &RankPlan) -> Result<(), PlanError> {
+    for (thread, tasks) in plan.threads.iter().enumerate() {
+        let need = notifies_waited(rank, thread, tasks);
+        if need > MAX_NOTIFIES_PER_THREAD {
+            return Err(PlanError::Notifies {
+                algorithm: algorithm.name(),
+                need,
+                limit: MAX_NOTIFIES_PER_THREAD,
+            });
+        }
+    }
+    Ok(())
 }
 
 /// Whether two places of a rank are the same memory.

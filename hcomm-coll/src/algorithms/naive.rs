@@ -5,10 +5,10 @@
 //! it is as good as any; with more the root's link and its core are what all wait for. All-reduce
 //! is a reduction to rank 0, in rank order, and a broadcast of the result.
 
-use hcomm_types::Rank;
+use hcomm_types::{MAX_NOTIFIES_PER_THREAD, Rank};
 
 use super::tree::Tree;
-use super::{Algorithm, Params, PlanError, begin};
+use super::{Algorithm, Params, PlanError, begin, check_notifies};
 use crate::plan::{Operation, RankPlan, Shape};
 
 /// One rank does everything.
@@ -40,6 +40,11 @@ impl Algorithm for Naive {
             return Ok(done);
         }
         let root = shape.operation.root().unwrap_or(Rank(0));
-        Tree::of_positions(shape.ranks, root, |_| 0).plan(self, shape, params, rank)
+        let tree = Tree::of_positions(shape.ranks, root, |_| 0);
+        // Of more ranks the root may have to wait for more than it can. All ranks refuse alike.
+        if 2 * shape.ranks as usize > MAX_NOTIFIES_PER_THREAD {
+            check_notifies(self, root, &tree.plan(self, shape, params, root)?)?;
+        }
+        tree.plan(self, shape, params, rank)
     }
 }
