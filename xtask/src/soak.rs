@@ -42,7 +42,7 @@ whether it passed, how long it took, and its amount, with all that it has counte
 kind, by size and by workers, bytes, jobs; kills by kind, and how long the slowest survivor took to
 be told.";
 
-const PARTS: [Part; 7] = [
+const PARTS: [Part; 10] = [
     Part {
         name: "transfers",
         what: "random transfers between four processes, byte by byte",
@@ -77,6 +77,27 @@ const PARTS: [Part; 7] = [
         package: "hcomm",
         filter: "test(=death::soak_kills_at_any_moment)",
         amount: Some(("ITEST_KILLS", 200, 20)),
+    },
+    Part {
+        name: "reference",
+        what: "every operation, type, reduction and algorithm on 1 to 9 and 16 ranks, by a plain loop",
+        package: "hcomm",
+        filter: "test(=reference::soak_every_type_and_reduction_of_every_algorithm)",
+        amount: Some(("ITEST_SIZES", 5, 1)),
+    },
+    Part {
+        name: "rounds",
+        what: "all_to_all with counts that differ, many of them zero, between processes",
+        package: "hcomm",
+        filter: "test(=rounds::soak_rounds_of_all_to_all_with_zeros)",
+        amount: Some(("ITEST_ROUNDS", 10_000, 500)),
+    },
+    Part {
+        name: "several",
+        what: "random operations on three communicators, in turn and at once",
+        package: "hcomm",
+        filter: "test(=several::soak_three_communicators)",
+        amount: Some(("ITEST_OPERATIONS", 40_000, 2_000)),
     },
     Part {
         name: "leaks",

@@ -402,16 +402,54 @@ fn fresh<T: Sample>(ranks: u32) -> Vec<Vec<T>> {
         .collect()
 }
 
-fn stretch<T: Sample>(comm: &Communicator, random: &mut Random, steps: usize) {
-    let rank = comm.rank().index();
-    let mut reference = fresh::<T>(comm.size());
-    let mut array = reference[rank].clone();
-    for number in 0..steps {
+/// Random operations on one array a rank, checked after each. All ranks draw the same.
+pub(crate) trait Course: Send {
+    fn step(&mut self, comm: &Communicator, random: &mut Random);
+}
+
+struct Arrays<T> {
+    /// What the array of each rank must hold.
+    reference: Vec<Vec<T>>,
+    mine: Vec<T>,
+}
+
+impl<T: Sample> Arrays<T> {
+    fn new(comm: &Communicator) -> Self {
+        let reference = fresh::<T>(comm.size());
+        let mine = reference[comm.rank().index()].clone();
+        Self { reference, mine }
+    }
+}
+
+impl<T: Sample> Course for Arrays<T> {
+    fn step(&mut self, comm: &Communicator, random: &mut Random) {
         let step = Step::random(random, comm.size() as usize);
-        step.refer(&mut reference);
-        step.run(comm, &mut array)
-            .unwrap_or_else(|error| panic!("step {number} {step:?}: {error}"));
-        assert_same(format!("step {number} {step:?}"), &array, &reference[rank]);
+        step.refer(&mut self.reference);
+        step.run(comm, &mut self.mine)
+            .unwrap_or_else(|error| panic!("{step:?}: {error}"));
+        let expected = &self.reference[comm.rank().index()];
+        assert_same(format!("{step:?}"), &self.mine, expected);
+    }
+}
+
+/// Operations on arrays of a type that is drawn: whole numbers, whose combinations are exact.
+pub(crate) fn course(comm: &Communicator, random: &mut Random) -> Box<dyn Course> {
+    match random.below(8) {
+        0 => Box::new(Arrays::<u8>::new(comm)),
+        1 => Box::new(Arrays::<i8>::new(comm)),
+        2 => Box::new(Arrays::<u16>::new(comm)),
+        3 => Box::new(Arrays::<i16>::new(comm)),
+        4 => Box::new(Arrays::<u32>::new(comm)),
+        5 => Box::new(Arrays::<i32>::new(comm)),
+        6 => Box::new(Arrays::<u64>::new(comm)),
+        _ => Box::new(Arrays::<i64>::new(comm)),
+    }
+}
+
+fn stretch<T: Sample>(comm: &Communicator, random: &mut Random, steps: usize) {
+    let mut arrays = Arrays::<T>::new(comm);
+    for _ in 0..steps {
+        arrays.step(comm, random);
     }
 }
 

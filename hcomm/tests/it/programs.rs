@@ -10,7 +10,8 @@ use serde_json::json;
 
 use crate::sample::{Sample as _, samples};
 use crate::{
-    abort, batch, collectives, leaks, messages, mixture, primitives, steps, subset, transfers,
+    abort, batch, collectives, leaks, messages, mixture, primitives, rounds, several, steps,
+    subset, transfers,
 };
 
 /// What stands before an error on stdout.
@@ -104,6 +105,8 @@ fn rank(name: &str) {
             fail("abort", &error);
         }
         "transfers" => transfers::program(&comm),
+        "rounds" => rounds::program(&comm),
+        "several" => return several::program(comm),
         "loop" => without_end(&comm),
         "leave" => {
             collectives::all_reduce::<i32>(&comm, ReduceOp::Sum, 1000, false);

@@ -19,6 +19,9 @@ pub(crate) trait Sample: Element + PartialEq + Debug + Send + Sync {
 
     /// Appends its bytes, as they lie in memory.
     fn append_to(self, bytes: &mut Vec<u8>);
+
+    /// An element from its bytes.
+    fn from_bytes(bytes: &[u8]) -> Self;
 }
 
 /// Elements of a rank from position `first` on.
@@ -108,6 +111,10 @@ macro_rules! integers {
             fn append_to(self, bytes: &mut Vec<u8>) {
                 bytes.extend_from_slice(&self.to_ne_bytes());
             }
+
+            fn from_bytes(bytes: &[u8]) -> Self {
+                Self::from_ne_bytes(bytes.try_into().expect("the bytes of one element"))
+            }
         }
     )*};
 }
@@ -137,6 +144,10 @@ macro_rules! floats {
 
             fn append_to(self, bytes: &mut Vec<u8>) {
                 bytes.extend_from_slice(&self.to_ne_bytes());
+            }
+
+            fn from_bytes(bytes: &[u8]) -> Self {
+                Self::from_ne_bytes(bytes.try_into().expect("the bytes of one element"))
             }
         }
     )*};
