@@ -44,21 +44,28 @@ pub(crate) fn all_name(ranks: &mut [Process], victim: usize, context: &str) -> V
 
 #[test]
 fn killing_a_rank_at_any_moment_is_told_by_all_others() {
-    kill_at_any_moment(seed(), kills());
+    kill_at_any_moment("loop", seed(), kills());
+}
+
+/// Broadcasts by messages: a root that runs ahead, receivers that wait for it, rings that are full.
+#[test]
+fn killing_a_rank_in_the_middle_of_broadcasts_is_told_by_all_others() {
+    kill_at_any_moment("broadcasts", seed() + 2, kills());
 }
 
 #[test]
 #[ignore = "soak"]
 fn soak_kills_at_any_moment() {
-    kill_at_any_moment(1000 * seed(), kills());
+    kill_at_any_moment("loop", 1000 * seed(), kills());
+    kill_at_any_moment("broadcasts", 1000 * seed() + 2, kills());
     kill_while_it_starts(1000 * seed() + 1, kills());
 }
 
-fn kill_at_any_moment(seed: u64, kills: usize) {
+fn kill_at_any_moment(program: &str, seed: u64, kills: usize) {
     let mut random = Random::new(seed);
     for number in 0..kills {
         let mut traces = Traces::new();
-        let mut ranks = Job::new("loop", RANKS).start();
+        let mut ranks = Job::new(program, RANKS).start();
         all_up(&ranks);
         traces.note(&ranks);
         let victim = random.below(RANKS as usize);
@@ -66,7 +73,7 @@ fn kill_at_any_moment(seed: u64, kills: usize) {
         thread::sleep(moment);
         let killed = Instant::now();
         ranks[victim].signal(Signal::KILL);
-        let context = format!("kill {number}: rank {victim} after {moment:?}");
+        let context = format!("{program}, kill {number}: rank {victim} after {moment:?}");
         let reports = all_name(&mut ranks, victim, &context);
         println!(
             "{context}: all others ended after {} ms",

@@ -3,12 +3,13 @@
 
 use std::process::exit;
 
-use hcomm::{Communicator, Error, Rank, ReduceOp, Result};
+use hcomm::plan::Operation;
+use hcomm::{Communicator, DataType, Error, Rank, ReduceOp, Result};
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 use serde_json::json;
 
-use crate::sample::{Sample as _, samples};
+use crate::sample::{Sample as _, assert_same, samples};
 use crate::{
     abort, batch, collectives, leaks, messages, mixture, primitives, rounds, several, steps,
     subset, transfers,
@@ -108,6 +109,7 @@ fn rank(name: &str) {
         "rounds" => rounds::program(&comm),
         "several" => return several::program(comm),
         "loop" => without_end(&comm),
+        "broadcasts" => broadcasts_without_end(&comm),
         "leave" => {
             collectives::all_reduce::<i32>(&comm, ReduceOp::Sum, 1000, false);
             println!("{UP}");
@@ -135,6 +137,31 @@ fn without_end(comm: &Communicator) -> ! {
             println!("{UP}");
         }
     }
+}
+
+/// Broadcasts that go by messages, until one fails; the root stays for a while, so that it is ahead.
+fn broadcasts_without_end(comm: &Communicator) -> ! {
+    const COUNTS: [usize; 6] = [1, 40, 700, 2_000, 9_000, 15_000];
+    let shape = |root, count| {
+        let (dtype, redop) = (DataType::I32, ReduceOp::Sum);
+        comm.shape(Operation::Broadcast { root }, count, dtype, redop, true)
+    };
+    for round in 0usize.. {
+        let root = Rank((round / 40) as u32 % comm.size());
+        let count = COUNTS[(round + round / 7) % COUNTS.len()];
+        let way = comm.algorithm(&shape(root, count));
+        assert_eq!(way.expect("a way"), "stream", "{count}");
+        let mut data = samples::<i32>(ReduceOp::Sum, comm.rank().0, round, count);
+        if let Err(error) = comm.broadcast(&mut data, root) {
+            fail("broadcast", &error);
+        }
+        let expected = samples::<i32>(ReduceOp::Sum, root.0, round, count);
+        assert_same(format!("round {round} of {count}"), &data, &expected);
+        if round == 400 {
+            println!("{UP}");
+        }
+    }
+    unreachable!("rounds have no end")
 }
 
 fn one_round(comm: &Communicator, round: usize) -> Result<(), (&'static str, Error)> {
