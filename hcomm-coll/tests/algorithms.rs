@@ -470,6 +470,46 @@ fn prove_once(ranks: u32, count: u64, scratch_bytes: u64) {
     }
 }
 
+/// Numbers of elements and bytes around the borders of 31 and of 32 bits, with as much scratch
+/// memory as it takes in one piece, and in many slices.
+#[test]
+fn counts_beyond_32_bits() {
+    let mut proven = 0;
+    for (scratch_bytes, slice_bytes) in [(1 << 40, 1 << 40), (1 << 29, 1 << 28)] {
+        let params = Params {
+            scratch_bytes,
+            slice_bytes,
+            groups: None,
+        };
+        for ranks in [2, 3] {
+            for count in [
+                (1 << 31) - 1,
+                1 << 31,
+                (1 << 32) - 1,
+                1 << 32,
+                (1 << 33) + 7,
+            ] {
+                for (dtype, in_place) in [(DataType::U8, true), (DataType::F32, false)] {
+                    for algorithm in algorithms() {
+                        for operation in operations(ranks) {
+                            let even = shape(operation, ranks, count, dtype, in_place);
+                            let uneven = uneven(&even);
+                            for shape in [Some(even), uneven].into_iter().flatten() {
+                                if algorithm.supports(&shape) {
+                                    let plan = plan(*algorithm, &shape, &params);
+                                    check(&plan, &params);
+                                    proven += 1;
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+    assert!(proven > 1000, "only {proven} plans");
+}
+
 /// Groups of one size, of several, one in each other, and of one rank each.
 #[test]
 fn groups_of_all_kinds() {

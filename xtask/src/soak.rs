@@ -35,14 +35,14 @@ a failure prints; --seed N does the same again.
 
 The tests are built in release. A million transfers take about 5 minutes of processor time, so a few
 minutes on two cores that do nothing else; a kill takes 2 to 3 seconds, most of them to start ranks.
-Beside other work everything takes longer; a job that has not ended in 10 minutes counts as hung.
+A part that takes sizes or rounds takes minutes. Beside other work everything takes longer; a job that has not ended in 10 minutes counts as hung.
 While it runs, a line is printed for each job of 5,000 transfers (its seed, how far it is) and for
 each kill (what is killed, at which point or moment). At the end there is a line for each part:
 whether it passed, how long it took, and its amount, with all that it has counted: transfers by
 kind, by size and by workers, bytes, jobs; kills by kind, and how long the slowest survivor took to
 be told.";
 
-const PARTS: [Part; 10] = [
+const PARTS: [Part; 11] = [
     Part {
         name: "transfers",
         what: "random transfers between four processes, byte by byte",
@@ -98,6 +98,13 @@ const PARTS: [Part; 10] = [
         package: "hcomm",
         filter: "test(=several::soak_three_communicators)",
         amount: Some(("ITEST_OPERATIONS", 40_000, 2_000)),
+    },
+    Part {
+        name: "large",
+        what: "every collective of more bytes than 32 bits count; takes 10 GiB of memory",
+        package: "hcomm",
+        filter: "test(=large::soak_more_than_32_bits_count)",
+        amount: None,
     },
     Part {
         name: "leaks",

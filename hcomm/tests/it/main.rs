@@ -21,6 +21,7 @@ mod delay;
 mod deterministic;
 mod examples;
 mod job;
+mod large;
 mod leaks;
 mod messages;
 mod mismatch;

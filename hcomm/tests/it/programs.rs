@@ -11,7 +11,7 @@ use serde_json::json;
 
 use crate::sample::{Sample as _, assert_same, samples};
 use crate::{
-    abort, batch, collectives, leaks, messages, mixture, primitives, rounds, several, steps,
+    abort, batch, collectives, large, leaks, messages, mixture, primitives, rounds, several, steps,
     subset, transfers,
 };
 
@@ -106,6 +106,7 @@ fn rank(name: &str) {
             fail("abort", &error);
         }
         "transfers" => transfers::program(&comm),
+        "large" => large::program(&comm),
         "rounds" => rounds::program(&comm),
         "several" => return several::program(comm),
         "loop" => without_end(&comm),

@@ -279,7 +279,7 @@ fn a_selection_of_types_and_reductions_of_every_algorithm() {
             let takes = |number: usize, dtype: DataType, op: ReduceOp| {
                 let at = number + 5 * turn;
                 let chosen = (dtype as usize + at) % 12 < if ranks < 8 { 3 } else { 2 };
-                chosen && (op as usize + dtype as usize + turn) % 4 == 0
+                chosen && (op as usize + dtype as usize + turn).is_multiple_of(4)
             };
             let calls = every_algorithm(&comm, takes, &[COUNTS[1 + turn % 3]]);
             comm.close().unwrap();
