@@ -44,36 +44,38 @@ pub(crate) fn all_name(ranks: &mut [Process], victim: usize, context: &str) -> V
 
 #[test]
 fn killing_a_rank_at_any_moment_is_told_by_all_others() {
-    kill_at_any_moment("loop", seed(), kills());
+    kill_at_any_moment("loop", &[RANKS], seed(), kills());
 }
 
-/// Broadcasts by messages: a root that runs ahead, receivers that wait for it, rings that are full.
+/// Broadcasts by messages: a root that runs ahead, receivers that wait for it, rings that are full;
+/// of two ranks also in the middle of long ones.
 #[test]
 fn killing_a_rank_in_the_middle_of_broadcasts_is_told_by_all_others() {
-    kill_at_any_moment("broadcasts", seed() + 2, kills());
+    kill_at_any_moment("broadcasts", &[RANKS, 2], seed() + 2, kills());
 }
 
 #[test]
 #[ignore = "soak"]
 fn soak_kills_at_any_moment() {
-    kill_at_any_moment("loop", 1000 * seed(), kills());
-    kill_at_any_moment("broadcasts", 1000 * seed() + 2, kills());
+    kill_at_any_moment("loop", &[RANKS], 1000 * seed(), kills());
+    kill_at_any_moment("broadcasts", &[RANKS, 2], 1000 * seed() + 2, kills());
     kill_while_it_starts(1000 * seed() + 1, kills());
 }
 
-fn kill_at_any_moment(program: &str, seed: u64, kills: usize) {
+fn kill_at_any_moment(program: &str, sizes: &[u32], seed: u64, kills: usize) {
     let mut random = Random::new(seed);
     for number in 0..kills {
         let mut traces = Traces::new();
-        let mut ranks = Job::new(program, RANKS).start();
+        let size = sizes[number % sizes.len()];
+        let mut ranks = Job::new(program, size).start();
         all_up(&ranks);
         traces.note(&ranks);
-        let victim = random.below(RANKS as usize);
+        let victim = random.below(size as usize);
         let moment = Duration::from_micros(random.below(40_000) as u64);
         thread::sleep(moment);
         let killed = Instant::now();
         ranks[victim].signal(Signal::KILL);
-        let context = format!("{program}, kill {number}: rank {victim} after {moment:?}");
+        let context = format!("{program}, kill {number}: rank {victim} of {size} after {moment:?}");
         let reports = all_name(&mut ranks, victim, &context);
         println!(
             "{context}: all others ended after {} ms",
