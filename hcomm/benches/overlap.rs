@@ -6,6 +6,9 @@
 //! library is built) and over shared memory, where the bytes are moved by a core that is free or by
 //! one that has to compute as well. *Hidden* is the part of the shorter one that costs nothing: 1 if
 //! both together take as long as the longer one, 0 if they take as long as one after the other.
+//!
+//! The computation here needs no memory and is as long as the communication, so that the links can be
+//! compared; `examples/overlap.rs` is the same of a computation that makes what is sent.
 
 use std::hint::black_box;
 use std::sync::Barrier;
