@@ -31,7 +31,7 @@ const BAND_ROWS: usize = ROWS / BANDS;
 const BAND_BYTES: usize = BAND_ROWS * COLUMNS * size_of::<f32>();
 
 /// Samples of each time; medians are shown.
-const ROUNDS: usize = 21;
+const ROUNDS: usize = 101;
 
 /// Notify of the worker's thread that a band is there, and of the computing one that all is done.
 const READY: u32 = 0;
@@ -100,29 +100,39 @@ pub(crate) fn train(comm: &Communicator, worker: CpuTs, rounds: usize) -> Result
         here: comm.thread(1)?,
         worker: comm.thread_on(Engine::CpuTs(worker), 1)?,
     };
-    let median = |way: &dyn Fn() -> Result<()>| -> Result<f64> {
-        way()?; // what is made once
-        let mut times = Vec::new();
-        for _ in 0..rounds {
+    let ways: [&dyn Fn() -> Result<()>; 4] = [
+        &|| gradient.compute(|_| Ok(())),
+        &|| gradient.all_reduce(),
+        &|| {
+            gradient.compute(|_| Ok(()))?;
+            gradient.all_reduce()
+        },
+        &|| gradient.beside(),
+    ];
+    // One of each in a row, so that what disturbs them disturbs all; the first time, when things are
+    // made, does not count.
+    let mut times: [Vec<f64>; 4] = Default::default();
+    for round in 0..=rounds {
+        for (way, times) in ways.iter().zip(&mut times) {
             comm.barrier()?;
             let start = Instant::now();
             way()?;
-            times.push(start.elapsed().as_secs_f64());
+            if round > 0 {
+                times.push(start.elapsed().as_secs_f64());
+            }
         }
+    }
+    let [compute, comm, in_turn, beside] = times.map(|mut times| {
         times.sort_by(f64::total_cmp);
-        Ok(times[times.len() / 2])
-    };
-    let times = Times {
-        compute: median(&|| gradient.compute(|_| Ok(())))?,
-        comm: median(&|| gradient.all_reduce())?,
-        in_turn: median(&|| {
-            gradient.compute(|_| Ok(()))?;
-            gradient.all_reduce()
-        })?,
-        beside: median(&|| gradient.beside())?,
-    };
+        times[times.len() / 2]
+    });
     gradient.check()?;
-    Ok(times)
+    Ok(Times {
+        compute,
+        comm,
+        in_turn,
+        beside,
+    })
 }
 
 /// What a rank has to learn from: small whole numbers, so that sums are exact.
