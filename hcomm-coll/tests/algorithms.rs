@@ -393,6 +393,7 @@ fn prove_on_512_ranks(share: usize) {
             scratch_bytes: 1 << 20,
             slice_bytes: 64 << 10,
             groups,
+            flows: 1,
         };
         let mut seen = BTreeSet::new();
         // The last of each kind: rooted ones from a rank in the middle.
@@ -419,6 +420,7 @@ fn more_peers_than_a_thread_can_wait_for_are_refused_by_every_rank() {
         scratch_bytes: 1 << 20,
         slice_bytes: 64 << 10,
         groups,
+        flows: 1,
     };
     let hierarchical = by_name("hierarchical").unwrap();
     let of = |ranks| shape(Operation::AllGather, ranks, 7, DataType::I32, false);
@@ -480,6 +482,7 @@ fn counts_beyond_32_bits() {
             scratch_bytes,
             slice_bytes,
             groups: None,
+            flows: 1,
         };
         for ranks in [2, 3] {
             for count in [

@@ -287,6 +287,7 @@ const PAIRS: &[(Call, &str, Call, &str)] = &[
                 scratch_bytes: 1 << 16,
                 slice_bytes: 1 << 16,
                 groups: None,
+                flows: 1,
             };
             let plan = by_name("nhr").expect("nhr").plan(&shape, &params);
             comm.use_plan(Some(&plan.expect("a plan")))?;
