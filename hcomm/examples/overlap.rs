@@ -200,9 +200,9 @@ impl Gradient<'_> {
     fn add_up(&self, thread: &Thread, band: usize) -> Result<()> {
         let band = self.band(band)?;
         let (dtype, op) = (DataType::F32, ReduceOp::Sum);
-        self.comm
-            .all_reduce_on(thread, &band, &band, dtype, op)
-            .map(drop)
+        // No handle is needed: the notify says when all is done.
+        let handle = self.comm.all_reduce_on(thread, &band, &band, dtype, op);
+        handle.map(drop)
     }
 
     /// Communication alone, by the thread that computes.
