@@ -3,7 +3,7 @@
 //! A launcher may bind every rank to a core of its own, or a container may leave few cores to many
 //! ranks: one process alone sees the same in both cases. So ranks tell each other.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -56,16 +56,35 @@ pub(crate) fn share<'a>(own: &Cores, all: impl Iterator<Item = &'a Cores>) -> (u
         ranks += 1;
         ranges.extend(cores.0.iter().copied());
     }
+    (ranks.max(1), count(&ranges).max(1))
+}
+
+/// How many cores the ranks of a host may use together, on the host where that is least: at least
+/// one. `ranks` are the host and the cores of each rank.
+pub(crate) fn fewest<'a, H: Ord + 'a>(ranks: impl Iterator<Item = (&'a H, &'a Cores)>) -> u32 {
+    let mut hosts = BTreeMap::<&H, BTreeSet<(u32, u32)>>::new();
+    for (host, cores) in ranks {
+        hosts
+            .entry(host)
+            .or_default()
+            .extend(cores.0.iter().copied());
+    }
+    let least = hosts.values().map(count).min().unwrap_or(1);
+    u32::try_from(least.max(1)).unwrap_or(u32::MAX)
+}
+
+/// How many cores lie in ranges.
+fn count(ranges: &BTreeSet<(u32, u32)>) -> usize {
     // In ascending order: what lies behind the last one counted is new.
     let mut count = 0;
     let mut next = 0;
     for (first, last) in ranges {
-        let from = u64::from(first).max(next);
-        let end = u64::from(last) + 1;
+        let from = u64::from(*first).max(next);
+        let end = u64::from(*last) + 1;
         count += end.saturating_sub(from);
         next = next.max(end);
     }
-    (ranks.max(1), (count as usize).max(1))
+    count as usize
 }
 
 #[cfg(test)]
@@ -74,6 +93,16 @@ mod tests {
 
     fn cores(list: &[u32]) -> Cores {
         list.iter().copied().collect()
+    }
+
+    #[test]
+    fn the_host_with_the_fewest_cores_counts() {
+        let (many, few) = (cores(&[0, 1, 2, 3, 8]), cores(&[2, 3]));
+        let ranks = [("a", &many), ("b", &few), ("b", &few), ("a", &few)];
+        let fewest_of = |ranks: &[(&str, &Cores)]| fewest(ranks.iter().map(|(h, c)| (h, *c)));
+        assert_eq!(fewest_of(&ranks), 2);
+        assert_eq!(fewest_of(&ranks[..1]), 5);
+        assert_eq!(fewest_of(&[("c", &cores(&[]))]), 1);
     }
 
     #[test]

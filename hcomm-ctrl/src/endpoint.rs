@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cores::Cores;
 use crate::membership::lock;
+use crate::tuning::Tuning;
 
 /// What a rank tells the others at start-up, besides what bootstrap itself needs.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -23,6 +24,8 @@ pub(crate) struct Facts {
     pub(crate) cores: Cores,
     /// The endpoint that the communicator buffer is allocated on, if that one maps memory.
     pub(crate) mapping_endpoint: Option<u32>,
+    /// The tuning file, of rank 0 if it has one.
+    pub(crate) tuning: Option<Tuning>,
 }
 
 impl Facts {

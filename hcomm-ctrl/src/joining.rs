@@ -24,6 +24,7 @@ use crate::mesh::{Mesh, MeshListener};
 use crate::outside::{Outside, Surroundings};
 use crate::root_info::{RootInfo, RootListener};
 use crate::settings::Settings;
+use crate::tuning::Tuning;
 
 /// Up to this many ranks all channels are made at start; above, when they are first needed.
 const EAGER_RANKS: u32 = 64;
@@ -279,6 +280,11 @@ impl Joining {
                 .endpoints
                 .as_ref()
                 .and_then(Endpoints::mapping_endpoint),
+            tuning: self
+                .settings
+                .tuning()
+                .filter(|_| rank == Rank(0))
+                .map(Tuning::read),
         }
         .encode()?;
         Ok(member)
@@ -338,9 +344,20 @@ impl Joining {
             .map(|member| Facts::decode(member.rank, &member.facts))
             .collect::<Result<Vec<_>>>()?;
         let graph = RankGraph::build(facts.iter().map(|facts| facts.rank.clone()).collect())?;
+        let tuning = facts.first().and_then(|root| root.tuning.clone());
+        let host_cores = cores::fewest(
+            facts
+                .iter()
+                .map(|facts| (&facts.rank.host.id, &facts.cores)),
+        );
         let Who { rank, size, .. } = self.who;
         let host = &facts[rank.index()].rank.host.id;
         let local = facts.iter().filter(|facts| facts.rank.host.id == *host);
+        if let Some(path) = self.settings.tuning().filter(|_| rank != Rank(0))
+            && tuning.as_ref().map(|tuning| &tuning.text) != Some(&Tuning::read(path).text)
+        {
+            tracing::info!(%rank, path, "HCOMM_TUNING is not what rank 0 has, which holds for all ranks");
+        }
         let (ranks, cores) =
             cores::share(&facts[rank.index()].cores, local.map(|facts| &facts.cores));
         let waiter = (self.surroundings.waiter)(WaitPolicy::for_load(ranks, cores))?;
@@ -397,6 +414,8 @@ impl Joining {
             allowed: allowed(&self.settings)?,
             settings: self.settings.clone(),
             graph,
+            tuning,
+            host_cores,
             mapping,
             maps_all: OnceLock::new(),
             endpoints,

@@ -28,6 +28,7 @@ mod outside;
 mod registered;
 mod root_info;
 mod settings;
+mod tuning;
 mod window;
 mod wire;
 
@@ -43,6 +44,7 @@ pub use net::{Listener, Network, Stream, TcpNetwork};
 pub use outside::{MakeWaiter, Outside, Random, Surroundings, SystemRandom};
 pub use root_info::{ParseRootInfoError, RootInfo, RootListener};
 pub use settings::{DEFAULT_BUFFER_BYTES, Settings, VARIABLES, Variable};
+pub use tuning::Tuning;
 
 pub use health::Blocking;
 pub use joining::{allowed, local_graph};

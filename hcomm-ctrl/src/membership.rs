@@ -22,6 +22,7 @@ use crate::layout::Layout;
 use crate::link_setup::{Home, LinkSetup, LinkStep, OFFER, PeerLink};
 use crate::mesh::{LinkState, Mesh};
 use crate::settings::Settings;
+use crate::tuning::Tuning;
 
 /// A rank's place in a communicator: who the others are, how they are reached, and the memory,
 /// threads and channels that belong to it.
@@ -44,6 +45,10 @@ pub(crate) struct Shared {
     pub(crate) rank: Rank,
     pub(crate) settings: Settings,
     pub(crate) graph: RankGraph,
+    /// The tuning file of rank 0.
+    pub(crate) tuning: Option<Tuning>,
+    /// Cores that the ranks of a host may use together, on the host where that is least.
+    pub(crate) host_cores: u32,
     /// Of each rank, the endpoint that its buffer is allocated on, if that one maps memory.
     pub(crate) mapping: Box<[Option<u32>]>,
     pub(crate) maps_all: OnceLock<bool>,
@@ -118,6 +123,21 @@ impl Membership {
     #[must_use]
     pub fn graph(&self) -> &RankGraph {
         &self.shared.graph
+    }
+
+    /// The tuning file of rank 0, if it has one; not read yet.
+    #[doc(hidden)] // for the layer above
+    #[must_use]
+    pub fn tuning(&self) -> Option<&Tuning> {
+        self.shared.tuning.as_ref()
+    }
+
+    /// Cores that the ranks of a host may use together, on the host where that is least. The same
+    /// answer on all ranks.
+    #[doc(hidden)] // for the layer above
+    #[must_use]
+    pub fn host_cores(&self) -> u32 {
+        self.shared.host_cores
     }
 
     /// The settings it was made with.

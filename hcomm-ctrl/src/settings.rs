@@ -28,7 +28,7 @@ pub struct Variable {
 pub const DEFAULT_BUFFER_BYTES: u64 = 16 << 20;
 
 /// Every environment variable that starts with `HCOMM_`. Others with that beginning are errors.
-pub const VARIABLES: [Variable; 11] = [
+pub const VARIABLES: [Variable; 12] = [
     Variable {
         name: "HCOMM_BUFFER_BYTES",
         meaning: "size of a communicator's own buffer: a number, with K, M or G for powers of 1024",
@@ -95,6 +95,12 @@ pub const VARIABLES: [Variable; 11] = [
         default: "hcomm/ beside the library, ../lib/hcomm/ from the program, the build's target folder",
         known_as: &["NCCL_NET_PLUGIN"],
     },
+    Variable {
+        name: "HCOMM_TUNING",
+        meaning: "costs of this machine, a file of `hcomm tune`, by which algorithms are chosen; that of rank 0 holds for all",
+        default: "built-in numbers",
+        known_as: &["NCCL_TUNER_CONFIG_FILE"],
+    },
 ];
 
 /// All that can be chosen. Begin with [`Settings::default`] or [`Settings::from_env`] and change
@@ -110,6 +116,7 @@ pub struct Settings {
     socket_ifname: String,
     transports: Option<String>,
     transport_path: Option<String>,
+    tuning: Option<String>,
     log: Option<String>,
 }
 
@@ -125,6 +132,7 @@ impl Default for Settings {
             socket_ifname: String::new(),
             transports: None,
             transport_path: None,
+            tuning: None,
             log: None,
         }
     }
@@ -184,6 +192,7 @@ impl Settings {
                 "HCOMM_SOCKET_IFNAME" => settings.socket_ifname = value,
                 "HCOMM_TRANSPORTS" => settings.transports = Some(value),
                 "HCOMM_TRANSPORT_PATH" => settings.transport_path = Some(value),
+                "HCOMM_TUNING" => settings.tuning = Some(value),
                 _ => return Err(unknown(&name)),
             }
         }
@@ -252,6 +261,12 @@ impl Settings {
     #[must_use]
     pub fn transport_path(&self) -> Option<&str> {
         self.transport_path.as_deref()
+    }
+
+    /// Where the tuning file is, as written.
+    #[must_use]
+    pub fn tuning(&self) -> Option<&str> {
+        self.tuning.as_deref()
     }
 
     /// The filter of printed events, as written: for the program that prints them, as the command
@@ -341,6 +356,13 @@ impl Settings {
     #[must_use]
     pub fn with_transport_path(mut self, folders: impl Into<String>) -> Self {
         self.transport_path = Some(folders.into());
+        self
+    }
+
+    /// Option for `HCOMM_TUNING`.
+    #[must_use]
+    pub fn with_tuning(mut self, path: impl Into<String>) -> Self {
+        self.tuning = Some(path.into());
         self
     }
 
