@@ -6,6 +6,7 @@ use std::sync::Arc;
 use hcomm_ctrl::{Membership, Notifies};
 use hcomm_types::{Error, ErrorKind, MAX_NOTIFIES_PER_THREAD, Rank, Result};
 
+use crate::cost::{Chooser, Prediction, predict};
 use crate::plan::{Operation, Plan, Shape, Task};
 use crate::planner::{Bound, Way};
 use crate::verify::{Proof, verify};
@@ -21,6 +22,7 @@ pub(crate) struct Given {
     /// What its file calls the algorithm.
     pub(crate) algorithm: String,
     pub(crate) bound: Arc<Bound>,
+    plan: Arc<Plan>,
 }
 
 impl Given {
@@ -69,7 +71,14 @@ impl Given {
             shape: plan.shape.clone(),
             algorithm: plan.algorithm.clone(),
             bound: Arc::new(bound),
+            plan: Arc::new(plan.clone()),
         })
+    }
+
+    /// How long it should take.
+    pub(crate) fn prediction(&self, chooser: &Chooser) -> Option<Prediction> {
+        // A plan that is proven comes to its end.
+        predict(&self.plan, chooser.machine(), chooser.site()).ok()
     }
 
     /// Whether it is for this shape. Whether an operation of a root is in place means nothing at the

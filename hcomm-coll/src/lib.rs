@@ -38,13 +38,12 @@
 pub mod algorithms;
 mod bind;
 mod communicator;
+pub mod cost;
 mod fingerprint;
 mod given;
 pub mod plan;
 mod planner;
-mod rule;
 pub mod verify;
 
 pub use communicator::{BatchItem, BatchSlice, Communicator, Elements, Request};
 pub use planner::SLICE_BYTES;
-pub use rule::{algorithm as rule, goes_by_messages};

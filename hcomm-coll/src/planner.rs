@@ -10,17 +10,18 @@ use rustc_hash::FxHashMap;
 
 use crate::algorithms::{self, Algorithm, Params};
 use crate::bind;
+use crate::cost::{Chooser, Machine, STREAM, Terms};
 use crate::fingerprint;
 use crate::given::Given;
 use crate::plan::{Operation, RankPlan, Shape, Task};
-use crate::rule;
 use crate::verify::{self, Proof};
 
 /// Programs kept. Beyond that the one not used for the longest time goes, so that calls with ever
 /// new sizes do not grow without end.
 const KEPT: usize = 128;
 
-/// [`Params::slice_bytes`] of communicators: so many bytes stay in a core's cache.
+/// [`Params::slice_bytes`] of algorithms that are asked for by name: so many bytes stay in a core's
+/// cache.
 pub const SLICE_BYTES: u64 = 512 << 10;
 
 /// Plans with at most this many tasks are proven before they run in builds with debug assertions,
@@ -83,9 +84,28 @@ struct Latest {
     bound: Arc<Bound>,
 }
 
+/// What was chosen for a shape.
+pub(crate) enum Choice {
+    /// To go by messages.
+    Streams,
+    /// A plan of this algorithm.
+    Plan(&'static dyn Algorithm, Params),
+}
+
+impl Choice {
+    /// Its name in tables.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::Streams => STREAM,
+            Self::Plan(algorithm, _) => algorithm.name(),
+        }
+    }
+}
+
 /// What a communicator has planned so far.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Planner {
+    chooser: Chooser,
     bound: FxHashMap<Key, Kept>,
     /// Of the algorithm that is forced now.
     latest: Option<Latest>,
@@ -100,11 +120,29 @@ pub(crate) struct Planner {
 
 impl Planner {
     /// Nothing planned yet.
-    pub(crate) fn new(deterministic: bool) -> Self {
+    pub(crate) fn new(chooser: Chooser, deterministic: bool) -> Self {
         Self {
+            chooser,
+            bound: FxHashMap::default(),
+            latest: None,
+            uses: 0,
+            forced: None,
+            given: None,
             deterministic,
-            ..Self::default()
         }
+    }
+
+    /// Chooses by other costs from now on.
+    pub(crate) fn use_costs(&mut self, machine: Machine) {
+        self.chooser = Chooser::new(machine, self.chooser.site().clone());
+        self.latest = None;
+        // What was chosen by the old ones may go another way now.
+        self.bound.clear();
+    }
+
+    /// The costs by which it chooses.
+    pub(crate) const fn chooser(&self) -> &Chooser {
+        &self.chooser
     }
 
     /// Takes this plan for its shape; `None` plans it as all others.
@@ -118,8 +156,8 @@ impl Planner {
         self.given.as_ref().filter(|given| given.is_for(shape))
     }
 
-    /// Takes the algorithm of this name wherever it can plan the operation; `None` lets the rule
-    /// choose again.
+    /// Takes the algorithm of this name wherever it can plan the operation; `None` lets the
+    /// model choose again.
     pub(crate) fn force(&mut self, name: Option<&str>) -> Result<()> {
         self.latest = None;
         self.forced = name
@@ -137,66 +175,133 @@ impl Planner {
         Ok(())
     }
 
-    /// Whether a shape goes by messages. The same answer on all ranks.
-    pub(crate) fn streams(&self, shape: &Shape, membership: &Membership) -> bool {
-        // What does not fit in the ring would serve one receiver after the other.
-        let fits = shape.ranks == 2 || shape.count_bytes() <= membership.layout().stream_bytes();
-        self.forced.is_none() && membership.maps_all() && fits && rule::goes_by_messages(shape)
-    }
-
-    /// The algorithm for a shape; `packets` says whether the ranks can send any.
+    /// The way that a shape goes. The same answer on all ranks.
     ///
     /// # Errors
-    /// `InvalidArgument` if the forced one cannot plan it, `Unsupported` if it needs packets.
-    pub(crate) fn choose(
+    /// `InvalidArgument` if the forced algorithm cannot plan it, or none can; `Unsupported` if it
+    /// needs packets.
+    pub(crate) fn choose(&self, shape: &Shape, membership: &Membership) -> Result<Choice> {
+        // A wish for messages is no wish for collectives, and one for collectives none for barriers
+        // and messages.
+        let is_message = matches!(shape.operation, Operation::SendRecv { .. });
+        let wish = self
+            .forced
+            .and_then(algorithms::by_name)
+            .filter(|wish| is_message || !wish.is_for_messages())
+            .filter(|wish| {
+                let may_pass = is_message || shape.operation == Operation::Barrier;
+                !may_pass || wish.supports(shape)
+            });
+        let terms = self.terms(membership, is_message);
+        let (algorithm, slice_bytes) = match wish {
+            Some(wish) => (self.admit(wish, shape, membership)?, SLICE_BYTES),
+            None => {
+                let means = self
+                    .chooser
+                    .choose(shape, &terms)
+                    .ok_or_else(|| self.nothing_left(shape, &terms))?;
+                if means.name == STREAM {
+                    return Ok(Choice::Streams);
+                }
+                let algorithm = algorithms::by_name(means.name).ok_or_else(|| {
+                    Error::new(
+                        ErrorKind::Internal,
+                        format!("no algorithm `{}`", means.name),
+                    )
+                })?;
+                (algorithm, means.slice_bytes)
+            }
+        };
+        Ok(Choice::Plan(
+            algorithm,
+            Params {
+                scratch_bytes: terms.scratch_bytes,
+                slice_bytes,
+                groups: self.chooser.site().hosts.clone(),
+                flows: 1,
+            },
+        ))
+    }
+
+    /// What ways may use and have to keep.
+    pub(crate) fn terms(&self, membership: &Membership, is_message: bool) -> Terms {
+        let layout = membership.layout();
+        Terms {
+            scratch_bytes: if is_message {
+                layout.inbox_bytes()
+            } else {
+                layout.half_bytes()
+            },
+            stream_bytes: layout.stream_bytes(),
+            deterministic: self.deterministic,
+        }
+    }
+
+    /// How long the way of a shape should take, in nanoseconds, if that is known.
+    pub(crate) fn predicted_ns(
         &self,
         shape: &Shape,
-        params: &Params,
-        packets: bool,
+        membership: &Membership,
+    ) -> Result<Option<f64>> {
+        let prediction = if let Some(given) = self.given(shape) {
+            given.prediction(&self.chooser)
+        } else {
+            match self.choose(shape, membership)? {
+                Choice::Streams => self.chooser.stream(shape, &self.terms(membership, false)),
+                Choice::Plan(algorithm, params) => {
+                    self.chooser.predict(algorithm, shape, &params).ok()
+                }
+            }
+        };
+        Ok(prediction.map(|found| found.total_ps as f64 / 1000.0))
+    }
+
+    /// The algorithm that was asked for, if it can be had.
+    fn admit(
+        &self,
+        algorithm: &'static dyn Algorithm,
+        shape: &Shape,
+        membership: &Membership,
     ) -> Result<&'static dyn Algorithm> {
-        // A wish for messages is no wish for collectives.
-        let is_message = matches!(shape.operation, Operation::SendRecv { .. });
-        let wish = self.forced.filter(|name| {
-            algorithms::by_name(name).is_none_or(|wish| is_message || !wish.is_for_messages())
-        });
-        let name = wish.unwrap_or_else(|| rule::algorithm(shape, params, packets));
-        let algorithm = algorithms::by_name(name)
-            .ok_or_else(|| Error::new(ErrorKind::Internal, format!("no algorithm `{name}`")))?;
-        if algorithm.has_packets() && !packets {
+        let name = algorithm.name();
+        let wrong = |what: String| Err(Error::new(ErrorKind::InvalidArgument, what));
+        if algorithm.has_packets() && !membership.maps_all() {
             return Err(Error::new(
                 ErrorKind::Unsupported,
                 format!("algorithm `{name}` needs ranks that all map each other's memory"),
             )
             .hint("take another algorithm, or use only transports that map memory"));
         }
-        if algorithm.supports(shape) {
-            if self.deterministic && !algorithm.combines_in_rank_order(shape) {
-                return Err(Error::new(
-                    ErrorKind::InvalidArgument,
-                    format!(
-                        "algorithm `{name}` does not combine {shape} in rank order, as \
-                         HCOMM_DETERMINISTIC=1 wants it"
-                    ),
-                )
-                .hint("take a mesh algorithm, or none"));
-            }
-            return Ok(algorithm);
+        if !algorithm.supports(shape) {
+            return wrong(format!("algorithm `{name}` cannot plan {shape}"));
         }
-        // A wish for the collectives is no wish for barriers and point-to-point.
-        match shape.operation {
-            Operation::Barrier | Operation::SendRecv { .. } => {
-                algorithms::by_name(rule::algorithm(shape, params, packets)).ok_or_else(|| {
-                    Error::new(
-                        ErrorKind::Internal,
-                        "the rule names an algorithm that is not there",
-                    )
-                })
-            }
-            _ => Err(Error::new(
-                ErrorKind::InvalidArgument,
-                format!("algorithm `{name}` cannot plan {shape}"),
-            )),
+        if self.deterministic && !algorithm.combines_in_rank_order(shape) {
+            return wrong(format!(
+                "algorithm `{name}` does not combine {shape} in rank order, as \
+                 HCOMM_DETERMINISTIC=1 wants it"
+            ))
+            .map_err(|error| error.hint("take a mesh algorithm, or none"));
         }
+        Ok(algorithm)
+    }
+
+    #[cold]
+    fn nothing_left(&self, shape: &Shape, terms: &Terms) -> Error {
+        let why: Vec<String> = self
+            .chooser
+            .compare(shape, terms)
+            .excluded
+            .iter()
+            .filter(|excluded| {
+                algorithms::by_name(excluded.name).is_some_and(|one| one.supports(shape))
+            })
+            .map(|excluded| format!("{}: {}", excluded.name, excluded.why))
+            .collect();
+        Error::new(
+            ErrorKind::InvalidArgument,
+            format!("no algorithm can plan {shape}: {}", why.join("; ")),
+        )
+        .hint("raise HCOMM_BUFFER_BYTES")
     }
 
     /// The program of a shape, from before or new.
@@ -287,11 +392,17 @@ impl Planner {
     }
 
     fn bind(&self, shape: &Shape, membership: &Membership) -> Result<Bound> {
-        match shape.operation {
-            Operation::Broadcast { root } if self.streams(shape, membership) => {
+        match (self.choose(shape, membership)?, shape.operation) {
+            (Choice::Streams, Operation::Broadcast { root }) => {
                 Self::bind_streams(shape, root, membership)
             }
-            _ => self.bind_plan(shape, membership),
+            (Choice::Streams, _) => Err(Error::new(
+                ErrorKind::Internal,
+                format!("{shape} cannot go by messages"),
+            )),
+            (Choice::Plan(algorithm, params), _) => {
+                Self::bind_plan(shape, membership, algorithm, &params)
+            }
         }
     }
 
@@ -323,34 +434,26 @@ impl Planner {
         };
         Ok(Bound {
             way: Way::Streams(links),
-            words: fingerprint::words(shape, rule::STREAM, &params),
+            words: fingerprint::words(shape, STREAM, &params),
             takes_half: false,
             is_empty: false,
         })
     }
 
-    fn bind_plan(&self, shape: &Shape, membership: &Membership) -> Result<Bound> {
-        let layout = membership.layout();
+    fn bind_plan(
+        shape: &Shape,
+        membership: &Membership,
+        algorithm: &dyn Algorithm,
+        params: &Params,
+    ) -> Result<Bound> {
         let point_to_point = matches!(shape.operation, Operation::SendRecv { .. });
-        let scratch_bytes = if point_to_point {
-            layout.inbox_bytes()
-        } else {
-            layout.half_bytes()
-        };
-        let params = Params {
-            scratch_bytes,
-            slice_bytes: SLICE_BYTES,
-            groups: None,
-            flows: 1,
-        };
-        let algorithm = self.choose(shape, &params, membership.maps_all())?;
-        let plan = algorithms::plan_rank(algorithm, shape, &params, membership.rank())
+        let plan = algorithms::plan_rank(algorithm, shape, params, membership.rank())
             .map_err(|error| Error::new(ErrorKind::InvalidArgument, error.to_string()))?;
         if cfg!(debug_assertions)
             && shape.count.is_complete()
             && plan.task_count().saturating_mul(shape.ranks as usize) <= VERIFIED_TASKS
         {
-            prove(shape, &params, algorithm)?;
+            prove(shape, params, algorithm)?;
         }
         let peers = bind::peers(&plan);
         membership.ensure_links(&peers)?;
@@ -358,13 +461,13 @@ impl Planner {
         for peer in peers {
             let have = bind::notify_capacity(membership, peer)?;
             if need > have {
-                Self::check_capacity(shape, &params, algorithm, have)?;
+                Self::check_capacity(shape, params, algorithm, have)?;
             }
         }
         let takes_half = !point_to_point && plan.task_count() > 0;
         Ok(Bound {
             way: Way::Program(Arc::new(bind::bind(&plan, shape, membership)?)),
-            words: fingerprint::words(shape, algorithm.name(), &params),
+            words: fingerprint::words(shape, algorithm.name(), params),
             takes_half,
             is_empty: plan.threads.iter().all(Vec::is_empty),
         })

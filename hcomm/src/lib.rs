@@ -124,7 +124,7 @@ mod communicator;
 mod subset;
 
 pub use communicator::{Communicator, Options, launched, load_transports};
-pub use hcomm_coll::{BatchItem, BatchSlice, Elements, Request, algorithms, plan, verify};
+pub use hcomm_coll::{BatchItem, BatchSlice, Elements, Request, algorithms, cost, plan, verify};
 pub use hcomm_ctrl::{
     Aborter, Counters, DEFAULT_BUFFER_BYTES, Identity, JobKey, Launcher, Layout, MIN_BUFFER_BYTES,
     Membership, Outside, ParseRootError, ParseRootInfoError, PeerLink, Registered, RemoteMemory,

@@ -13,12 +13,12 @@ use hcomm_ctrl::Membership;
 use hcomm_data::{Buffers, Engine, Label, MessageLink, Program, Slice, Thread, Turn};
 use hcomm_types::{DataType, Error, ErrorKind, Rank, Reduction, Result};
 
-use crate::algorithms::{Handshake, Params};
+use crate::algorithms::Handshake;
+use crate::cost::{Chooser, Machine, Site, Terms};
 use crate::fingerprint;
 use crate::given::{self, Given};
 use crate::plan::{Buffer, Count, Operation, Plan, Shape};
 use crate::planner::{Bound, Planner, Way};
-use crate::rule;
 
 pub use batch::{BatchItem, BatchSlice};
 pub use request::Request;
@@ -75,11 +75,13 @@ impl Communicator {
     /// Adds the collectives to a membership.
     ///
     /// # Errors
-    /// Those of [`Membership::thread`].
+    /// Those of [`Membership::thread`]; `InvalidArgument`, on all ranks, if the tuning file of rank 0
+    /// is none.
     pub fn new(membership: Membership) -> Result<Self> {
         let main = membership.thread(1)?;
         membership.describe_calls_by(fingerprint::describe);
         let deterministic = membership.settings().deterministic();
+        let chooser = Chooser::of(&membership)?;
         let messages = (0..membership.size()).map(|_| OnceCell::new()).collect();
         Ok(Self {
             messages,
@@ -87,7 +89,7 @@ impl Communicator {
             membership,
             main,
             workers: RefCell::new(Vec::new()),
-            planner: RefCell::new(Planner::new(deterministic)),
+            planner: RefCell::new(Planner::new(chooser, deterministic)),
             halves: Cell::new(0),
             calls: Cell::new(0),
             history: Cell::new(0),
@@ -133,7 +135,7 @@ impl Communicator {
     }
 
     /// Takes the algorithm of this name for every operation that it can plan from now on; `None`
-    /// goes back to the rule. All ranks must ask for the same at the same place in their calls.
+    /// goes back to the choice of the cost model. All ranks must ask for the same at the same place in their calls.
     /// Before one for messages comes or goes (`handshake`, `pair`), all messages must have been
     /// received; a [`barrier`](Self::barrier) makes sure.
     ///
@@ -182,17 +184,32 @@ impl Communicator {
         if let Some(given) = planner.given(shape) {
             return Ok(given.algorithm.clone());
         }
-        let params = Params {
-            scratch_bytes: self.layout().half_bytes(),
-            slice_bytes: u64::MAX,
-            groups: None,
-            flows: 1,
-        };
-        let packets = self.membership.maps_all();
-        if planner.streams(shape, &self.membership) {
-            return Ok(rule::STREAM.to_owned());
-        }
-        Ok(planner.choose(shape, &params, packets)?.name().to_owned())
+        Ok(planner.choose(shape, &self.membership)?.name().to_owned())
+    }
+
+    /// How long the way of a shape that is taken should take by the [cost model](crate::cost), in
+    /// nanoseconds; `None` if that is not known. With a [plan](Self::use_plan) it is that plan's.
+    ///
+    /// # Errors
+    /// As [`algorithm`](Self::algorithm).
+    pub fn predicted_ns(&self, shape: &Shape) -> Result<Option<f64>> {
+        let planner = self.planner.borrow();
+        planner.predicted_ns(shape, &self.membership)
+    }
+
+    /// Takes these costs from now on, instead of those of start-up. All ranks must take the same at
+    /// the same place in their calls.
+    pub fn use_costs(&self, machine: &Machine) {
+        self.planner.borrow_mut().use_costs(machine.clone());
+    }
+
+    /// What holds for this communicator in the [cost model](crate::cost).
+    #[must_use]
+    pub fn costs(&self) -> (Machine, Site, Terms) {
+        let planner = self.planner.borrow();
+        let chooser = planner.chooser();
+        let terms = planner.terms(&self.membership, false);
+        (chooser.machine().clone(), chooser.site().clone(), terms)
     }
 
     /// A shape for this communicator. `count` is in the operation's own counting, see [`Shape`].

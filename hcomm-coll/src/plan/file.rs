@@ -91,24 +91,7 @@ impl Plan {
     /// # Errors
     /// `InvalidArgument` with line, column, the field there, and what was expected.
     pub fn from_json(text: &str) -> Result<Self> {
-        serde_json::from_str(text).map_err(|error| {
-            // The position is told apart from the words, as it is one of several things to say.
-            let words = error.to_string();
-            let (line, column) = (error.line(), error.column());
-            let words = words
-                .strip_suffix(&format!(" at line {line} column {column}"))
-                .unwrap_or(&words);
-            let field = field_at(text, line, column);
-            let field = if field.is_empty() {
-                String::new()
-            } else {
-                format!(" ({field})")
-            };
-            Error::new(
-                ErrorKind::InvalidArgument,
-                format!("line {line}, column {column}{field}: {words}"),
-            )
-        })
+        serde_json::from_str(text).map_err(|error| refusal(text, &error))
     }
 
     /// The plan as a file, in many lines.
@@ -119,6 +102,26 @@ impl Plan {
         serde_json::to_string_pretty(self)
             .map_err(|error| Error::new(ErrorKind::InvalidArgument, error.to_string()))
     }
+}
+
+/// Why a text of ours cannot be read: line, column, the field there, and what was expected.
+pub(crate) fn refusal(text: &str, error: &serde_json::Error) -> Error {
+    // The position is told apart from the words, as it is one of several things to say.
+    let words = error.to_string();
+    let (line, column) = (error.line(), error.column());
+    let words = words
+        .strip_suffix(&format!(" at line {line} column {column}"))
+        .unwrap_or(&words);
+    let field = field_at(text, line, column);
+    let field = if field.is_empty() {
+        String::new()
+    } else {
+        format!(" ({field})")
+    };
+    Error::new(
+        ErrorKind::InvalidArgument,
+        format!("line {line}, column {column}{field}: {words}"),
+    )
 }
 
 /// Deeper than a plan; what is below is left out.

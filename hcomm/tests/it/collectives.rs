@@ -13,7 +13,7 @@ use crate::job::{self, Job};
 use crate::sample::{Sample, assert_same, combined, each_type, samples, unwritten};
 use crate::team;
 
-/// Up to this many bytes, input times ranks, the rule takes one step; see the planner.
+/// About so many bytes, input times ranks, go in another way than fewer.
 const SWITCH_BYTES: usize = 128 << 10;
 
 pub(crate) fn all_reduce<T: Sample>(
@@ -345,7 +345,7 @@ pub(crate) fn every_algorithm(comm: &Communicator) {
         let plans = |operation, count: usize| {
             let (dtype, redop) = (DataType::I64, ReduceOp::Sum);
             let shape = comm.shape(operation, count, dtype, redop, false);
-            // What is for messages only leaves the rest to the rule.
+            // What is for messages only leaves the rest to the model.
             algorithm.is_for_messages() || algorithm.supports(&shape)
         };
         for count in [0, 1, 5, 14, 28, 224, 997, 4099] {
@@ -379,7 +379,7 @@ pub(crate) fn every_algorithm(comm: &Communicator) {
                 }
             }
         }
-        // What a forced algorithm cannot do goes on by the rule.
+        // What a forced algorithm cannot do goes on by the model's choice.
         comm.barrier().unwrap();
     }
     comm.force_algorithm(None).unwrap();

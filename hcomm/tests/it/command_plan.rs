@@ -46,7 +46,7 @@ pub(crate) fn folder() -> TempDir {
 }
 
 #[test]
-fn list_names_every_algorithm_and_the_choice_of_the_rule() {
+fn list_names_every_algorithm_and_the_choice_of_the_model() {
     let (all, _) = words("plan list", 0);
     for algorithm in algorithms() {
         assert!(all.lines().any(|line| line == algorithm.name()), "{all}");

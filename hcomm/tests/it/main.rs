@@ -41,4 +41,5 @@ mod subset;
 mod tally;
 mod team;
 mod transfers;
+mod tuning;
 mod workers;

@@ -63,7 +63,7 @@ fn a_plan_serves_its_shape_and_nothing_else() {
     });
 }
 
-/// One rank goes by a plan, the other by another plan or by the rule.
+/// One rank goes by a plan, the other by another plan or by the model's choice.
 #[test]
 fn ranks_with_different_plans_are_told() {
     for other in [None, Some("renamed")] {

@@ -12,6 +12,7 @@ mod run;
 mod sizes;
 mod topo;
 mod transports;
+mod tune;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -34,6 +35,8 @@ enum Command {
     Perf(perf::PerfArgs),
     /// List algorithms, show plans, prove that a plan is right
     Plan(plan::PlanArgs),
+    /// Measure what this machine costs, for the model that chooses algorithms
+    Tune(tune::TuneArgs),
     /// Start N processes of a program on this host as ranks
     Run(run::RunArgs),
     /// Show the rank graph: discovered, or loaded from a file
@@ -84,6 +87,7 @@ fn dispatch(command: Command) -> Result<u8> {
     match command {
         Command::Perf(args) => perf::perf(&args),
         Command::Plan(args) => plan::plan(&args),
+        Command::Tune(args) => tune::tune(&args),
         Command::Run(args) => run::run(args),
         Command::Topo(args) => topo::topo(&args),
         Command::Transports(args) => transports::transports(&args),

@@ -57,6 +57,11 @@ pub(super) fn plan<'a>(args: &PerfArgs, comm: &'a Communicator, count: u64) -> R
         _ => 1.0,
     };
     let algorithm = comm.algorithm(&shape)?;
+    let predicted_us = if args.predict {
+        comm.predicted_ns(&shape)?.map(|time| time / 1000.0)
+    } else {
+        None
+    };
     Ok(Plan {
         case: Box::new(Collective::new(args, comm, shape)?),
         bytes,
@@ -65,6 +70,7 @@ pub(super) fn plan<'a>(args: &PerfArgs, comm: &'a Communicator, count: u64) -> R
         bus_factor,
         messages: None,
         algorithm,
+        predicted_us,
     })
 }
 

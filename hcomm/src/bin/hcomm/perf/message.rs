@@ -36,6 +36,7 @@ pub(super) fn plan<'a>(args: &PerfArgs, comm: &'a Communicator, count: u64) -> R
     case.refill()?;
     Ok(Plan {
         algorithm: "-".to_owned(),
+        predicted_us: None,
         case: Box::new(case),
         bytes,
         count,

@@ -86,7 +86,7 @@ pub(crate) struct PerfArgs {
     /// Transports to use, as in HCOMM_TRANSPORTS
     #[arg(long)]
     links: Option<String>,
-    /// Algorithm for all sizes, instead of the rule's choice
+    /// Algorithm for all sizes, instead of the cost model's choice
     #[arg(long)]
     algo: Option<String>,
     /// Run the plan in this file, which says shape and ranks; all ranks read it
@@ -107,6 +107,9 @@ pub(crate) struct PerfArgs {
     /// as this one the first takes [default: futex_wake for wake, else none]
     #[arg(long, value_enum, value_name = "OP")]
     against: Option<PerfOp>,
+    /// Show beside each time of a collective what the cost model predicts
+    #[arg(long)]
+    predict: bool,
     /// Memory that data lies in [default: user for collectives and send_recv, else ours]
     #[arg(long, value_enum)]
     memory: Option<Memory>,

@@ -84,6 +84,7 @@ impl<'a> Bench<'a> {
         case.refill()?;
         Ok(Plan {
             algorithm: "-".to_owned(),
+            predicted_us: None,
             bytes: size,
             count,
             moved: case.outbox.bytes() as u64,

@@ -17,6 +17,8 @@ pub(super) struct Row {
     pub(super) bytes: u64,
     pub(super) count: u64,
     pub(super) algorithm: String,
+    /// What the cost model predicted, if it was asked for and knows.
+    pub(super) predicted_us: Option<f64>,
     /// Measured iterations, in at most 20 groups of about as many.
     pub(super) iters: u64,
     pub(super) time_us: Times,
@@ -171,7 +173,7 @@ impl<'a> Table<'a> {
             how.join(", "),
         ))?;
         self.line(&format!(
-            "# {:>10} {:>12} {:>6} {:>6} {:>14} {:>12} {:>10} {:>10} {:>9} {:>8}{} {:>8}",
+            "# {:>10} {:>12} {:>6} {:>6} {:>14} {:>12} {:>10} {:>10} {:>9} {:>8}{}{} {:>8}",
             "bytes",
             "count",
             "dtype",
@@ -187,6 +189,7 @@ impl<'a> Table<'a> {
             } else {
                 ""
             },
+            if args.predict { " predicted µs" } else { "" },
             "wrong"
         ))
     }
@@ -208,7 +211,7 @@ impl<'a> Table<'a> {
             "-"
         };
         self.line(&format!(
-            "{:>12} {:>12} {:>6} {:>6} {:>14} {:>12.3} {:>10.3} {:>10.3} {:>9} {:>8}{} {:>8}",
+            "{:>12} {:>12} {:>6} {:>6} {:>14} {:>12.3} {:>10.3} {:>10.3} {:>9} {:>8}{}{} {:>8}",
             row.bytes,
             row.count,
             args.dtype.name(),
@@ -222,6 +225,11 @@ impl<'a> Table<'a> {
             row.against
                 .as_ref()
                 .map_or_else(String::new, |against| format!(" {:>9.3}", against.ratio)),
+            if args.predict {
+                format!(" {:>12}", number(row.predicted_us, 3))
+            } else {
+                String::new()
+            },
             wrong
         ))
     }

@@ -106,6 +106,7 @@ impl<'a> Bench<'a> {
     pub(super) fn plan<'b>(&'b mut self) -> Plan<'b> {
         Plan {
             algorithm: "-".to_owned(),
+            predicted_us: None,
             bytes: 0,
             count: 0,
             moved: 0,

@@ -117,6 +117,8 @@ pub(super) struct Plan<'a> {
     /// Messages of one operation; none if it does not hand over messages.
     pub(super) messages: Option<u32>,
     pub(super) algorithm: String,
+    /// What the cost model says, in microseconds, if it was asked and knows.
+    pub(super) predicted_us: Option<f64>,
 }
 
 /// Zeroed memory, or an error where a plain `vec!` would end the process.
@@ -325,6 +327,7 @@ fn measure_size(
         bytes: plan.bytes,
         count: plan.count,
         algorithm: plan.algorithm,
+        predicted_us: plan.predicted_us,
         iters: iterations,
         time_us: times,
         algbw_gbps: algbw,

@@ -2,11 +2,11 @@
 
 use clap::{Args, ValueEnum};
 use hcomm_coll::algorithms::algorithms;
+use hcomm_coll::cost::STREAM;
 use hcomm_coll::plan::Shape;
-use hcomm_coll::{goes_by_messages, rule};
 use hcomm_types::Result;
 
-use super::{PlanOp, ShapeArgs};
+use super::{PlanOp, ShapeArgs, SiteArgs};
 use crate::output;
 
 /// Lists the algorithms: name, operations, and what each is for. With an operation it says which
@@ -18,9 +18,8 @@ pub(crate) struct ListArgs {
     op: Option<PlanOp>,
     #[command(flatten)]
     shape: ShapeArgs,
-    /// Whether all ranks map each other's memory, so that they can send packets: 1 or 0
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=1))]
-    packets: u8,
+    #[command(flatten)]
+    site: SiteArgs,
 }
 
 pub(crate) fn list(args: &ListArgs) -> Result<u8> {
@@ -60,12 +59,15 @@ fn all(args: &ShapeArgs) -> Result<String> {
 /// A line each.
 fn of(args: &ListArgs, op: PlanOp) -> Result<String> {
     let shape = args.shape.shape(op)?;
-    let params = args.shape.params(op, None, &[])?;
-    let packets = args.packets == 1;
-    let taken = rule(&shape, &params, packets);
-    let mut text = format!("{shape}; the rule takes {taken}\n");
-    if packets && goes_by_messages(&shape) {
-        text += "by plan; communicators send it by messages, which takes none\n";
+    let chooser = args.site.chooser()?;
+    let packets = chooser.site().maps_all();
+    let terms = args.shape.terms(op)?;
+    let taken = chooser
+        .choose(&shape, &terms)
+        .map_or("none", |means| means.name);
+    let mut text = format!("{shape}; the cost model takes {taken}\n");
+    if taken == STREAM {
+        text += "it goes by messages, which takes no plan\n";
     }
     for algorithm in algorithms() {
         let can = if !algorithm.supports(&shape) {

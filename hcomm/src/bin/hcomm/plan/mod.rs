@@ -1,16 +1,16 @@
 //! `hcomm plan`: algorithms and their plans, without running anything.
 
+mod explain;
 mod list;
 mod read;
 mod show;
 mod verify;
 
-use std::sync::Arc;
+use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 use hcomm::{DEFAULT_BUFFER_BYTES, Layout};
-use hcomm_coll::SLICE_BYTES;
-use hcomm_coll::algorithms::Params;
+use hcomm_coll::cost::{Chooser, Machine, Reach, Site, Terms};
 use hcomm_coll::plan::{Operation, Shape};
 use hcomm_types::{DataType, Error, ErrorKind, Rank, Reduction, Result};
 
@@ -27,8 +27,10 @@ pub(crate) struct PlanArgs {
 
 #[derive(Debug, Subcommand)]
 enum PlanCommand {
-    /// The algorithms; for an operation which can plan it and which one the rule takes
+    /// The algorithms; for an operation which can plan it and which one is taken
     List(list::ListArgs),
+    /// What each way of an operation should take, which one is taken, and what would change that
+    Explain(explain::ExplainArgs),
     /// The plan of all ranks for an operation, as text or as a plan file
     Show(show::ShowArgs),
     /// Prove that the plan in a file is right, or say everything that is wrong with it
@@ -42,6 +44,7 @@ enum PlanCommand {
 pub(crate) fn plan(args: &PlanArgs) -> Result<u8> {
     match &args.command {
         PlanCommand::List(args) => list::list(args),
+        PlanCommand::Explain(args) => explain::explain(args),
         PlanCommand::Show(args) => show::show(args),
         PlanCommand::Verify(args) => verify::verify(args),
     }
@@ -69,6 +72,9 @@ struct ShapeArgs {
     /// Input and output in one buffer (a broadcast always has one)
     #[arg(long)]
     in_place: bool,
+    /// Only what combines in rank order, as with HCOMM_DETERMINISTIC=1
+    #[arg(long)]
+    deterministic: bool,
     /// Scratch memory of each rank for one operation [default: that of a communicator with a
     /// buffer of 16M]
     #[arg(long, value_parser = parse_bytes)]
@@ -100,29 +106,77 @@ impl ShapeArgs {
         Ok(shape)
     }
 
-    /// What an algorithm may use for it.
+    /// What ways may use and have to keep.
     ///
     /// # Errors
     /// `InvalidArgument` if a communicator's usual buffer is too small for so many ranks.
-    fn params(&self, op: PlanOp, slice: Option<u64>, groups: &[u32]) -> Result<Params> {
-        let scratch_bytes = match self.scratch {
-            Some(bytes) => bytes,
-            None => {
-                let layout = Layout::new(self.ranks, DEFAULT_BUFFER_BYTES)
-                    .map_err(|error| error.hint("say how much there is: --scratch 16M"))?;
-                if op == PlanOp::SendRecv {
-                    layout.inbox_bytes()
-                } else {
-                    layout.half_bytes()
-                }
+    fn terms(&self, op: PlanOp) -> Result<Terms> {
+        let layout = Layout::new(self.ranks, DEFAULT_BUFFER_BYTES);
+        let scratch_bytes = match (self.scratch, &layout) {
+            (Some(bytes), _) => bytes,
+            (None, Ok(layout)) if op == PlanOp::SendRecv => layout.inbox_bytes(),
+            (None, Ok(layout)) => layout.half_bytes(),
+            (None, Err(error)) => {
+                return Err(error.clone().hint("say how much there is: --scratch 16M"));
             }
         };
-        Ok(Params {
+        Ok(Terms {
             scratch_bytes,
-            slice_bytes: slice.unwrap_or(SLICE_BYTES),
-            groups: (!groups.is_empty()).then(|| Arc::from(groups)),
-            flows: 1,
+            stream_bytes: layout.map_or(0, |layout| layout.stream_bytes()),
+            deterministic: self.deterministic,
         })
+    }
+}
+
+/// Where the ranks would run.
+#[derive(Debug, Args)]
+struct SiteArgs {
+    /// Whether all ranks of a host map each other's memory, so that they can send packets: 1 or 0
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=1))]
+    packets: u8,
+    /// The host of each rank, as 0,0,1,1 [default: all on one]. Between hosts there are wires of 10 µs
+    /// and 10 GB/s
+    #[arg(long, value_delimiter = ',')]
+    groups: Vec<u32>,
+    /// Cores that the ranks of a host have together [default: those of this process]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    cores: Option<u32>,
+    /// A tuning file, as `hcomm tune` writes it [default: built-in numbers]
+    #[arg(long, value_name = "FILE")]
+    tuning: Option<PathBuf>,
+}
+
+impl SiteArgs {
+    /// The cost model for these ranks.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if the tuning file is none.
+    fn chooser(&self) -> Result<Chooser> {
+        let machine = match &self.tuning {
+            Some(path) => crate::tune::read(path)?,
+            None => Machine::built_in(),
+        };
+        let here = || std::thread::available_parallelism().map_or(1, |cores| cores.get()) as u32;
+        Ok(Chooser::new(
+            machine,
+            Site {
+                cores: self.cores.unwrap_or_else(here),
+                hosts: (!self.groups.is_empty()).then(|| self.groups.clone().into()),
+                near: if self.packets == 1 {
+                    Reach::Mapped
+                } else {
+                    // As through a copy of the kernel.
+                    Reach::Wire {
+                        latency_ns: 2_000,
+                        byte_ps: 200,
+                    }
+                },
+                far: Reach::Wire {
+                    latency_ns: 10_000,
+                    byte_ps: 100,
+                },
+            },
+        ))
     }
 }
 

@@ -4,12 +4,12 @@ use std::fs;
 use std::path::PathBuf;
 
 use clap::Args;
+use hcomm_coll::SLICE_BYTES;
 use hcomm_coll::algorithms::{self, Params};
 use hcomm_coll::plan::{Plan, Shape};
-use hcomm_coll::rule;
 use hcomm_types::{Error, ErrorKind, Result};
 
-use super::{PlanOp, ShapeArgs};
+use super::{PlanOp, ShapeArgs, SiteArgs};
 use crate::output;
 use crate::sizes::parse_bytes;
 
@@ -21,15 +21,14 @@ pub(crate) struct ShowArgs {
     op: PlanOp,
     #[command(flatten)]
     shape: ShapeArgs,
-    /// Algorithm [default: the rule's choice where ranks map each other's memory]
+    #[command(flatten)]
+    site: SiteArgs,
+    /// Algorithm [default: the choice of the cost model]
     #[arg(long)]
     algo: Option<String>,
-    /// Bytes under way at once on a rank
-    #[arg(long, default_value = "512K", value_parser = parse_bytes)]
-    slice: u64,
-    /// The group of each rank, as 0,0,1,1 [default: all in one]
-    #[arg(long, value_delimiter = ',')]
-    groups: Vec<u32>,
+    /// Bytes under way at once on a rank [default: 512K for an algorithm, else the model's choice]
+    #[arg(long, value_parser = parse_bytes)]
+    slice: Option<u64>,
     /// Write the plan as JSON to this file; `-` prints it
     #[arg(long)]
     json: Option<PathBuf>,
@@ -37,8 +36,7 @@ pub(crate) struct ShowArgs {
 
 pub(crate) fn show(args: &ShowArgs) -> Result<u8> {
     let shape = args.shape.shape(args.op)?;
-    let params = args.shape.params(args.op, Some(args.slice), &args.groups)?;
-    let plan = made(args, &shape, &params)?;
+    let plan = made(args, &shape)?;
     match &args.json {
         Some(path) if path.as_os_str() == "-" => output::print(&plan.to_json()?).map(|_| 0),
         Some(path) => fs::write(path, plan.to_json()? + "\n")
@@ -48,14 +46,25 @@ pub(crate) fn show(args: &ShowArgs) -> Result<u8> {
     }
 }
 
-fn made(args: &ShowArgs, shape: &Shape, params: &Params) -> Result<Plan> {
+fn made(args: &ShowArgs, shape: &Shape) -> Result<Plan> {
     /// Pieces that would take gigabytes to write down.
     const MOST: u64 = 2_000_000;
     let wrong = |what: String| Error::new(ErrorKind::InvalidArgument, what);
-    let name = args
-        .algo
-        .as_deref()
-        .unwrap_or_else(|| rule(shape, params, true));
+    let terms = args.shape.terms(args.op)?;
+    let chooser = args.site.chooser()?;
+    let (name, slice_bytes) = match &args.algo {
+        Some(name) => (name.as_str(), SLICE_BYTES),
+        None => chooser.plan_for(shape, &terms).map_or_else(
+            || Err(wrong(format!("no algorithm can plan {shape}"))),
+            |means| Ok((means.name, means.slice_bytes)),
+        )?,
+    };
+    let params = &Params {
+        scratch_bytes: terms.scratch_bytes,
+        slice_bytes: args.slice.unwrap_or(slice_bytes),
+        groups: chooser.site().hosts.clone(),
+        flows: 1,
+    };
     let algorithm = algorithms::by_name(name).ok_or_else(|| {
         wrong(format!("no algorithm `{name}`")).hint("`hcomm plan list` names them all")
     })?;
