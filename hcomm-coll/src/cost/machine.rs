@@ -349,8 +349,8 @@ mod tests {
             ("12288,", "", "memory.read_ps: 7 numbers for 6 distances"),
             (
                 "\"task_ns\": ",
-                "\"task_ns\": 200000000",
-                "task_ns: 200000000",
+                "\"task_ns\": 20000000",
+                "task_ns: 2000000020",
             ),
             ("\"fp32\"", "\"fp33\"", "combine_ps.fp33: no data type"),
         ] {

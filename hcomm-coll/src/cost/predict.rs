@@ -141,6 +141,8 @@ struct Agent {
     at: usize,
     /// When it can go on; not known while it waits for what nobody has recorded.
     ready: Option<u64>,
+    /// Since when it waits for that.
+    since: u64,
     spent: Spent,
 }
 
@@ -203,6 +205,7 @@ impl Run {
                     steps: steps.collect(),
                     at: 0,
                     ready: Some(0),
+                    since: 0,
                     spent: Spent::default(),
                 });
             }
@@ -341,8 +344,7 @@ impl Run {
                 let channel = &mut self.channels[channel as usize];
                 let Some(&arrival) = channel.arrivals.front() else {
                     channel.waiter = Some(index);
-                    // It counts as waiting from here on.
-                    spent.waiting_ps = spent.waiting_ps.wrapping_sub(time);
+                    self.agents[index].since = time;
                     break;
                 };
                 if arrival > time && self.cores[core].shared {
@@ -402,8 +404,8 @@ impl Run {
         channel.arrivals.push_back(arrival);
         if let Some(waiter) = channel.waiter.take() {
             let agent = &mut self.agents[waiter];
-            agent.spent.waiting_ps = agent.spent.waiting_ps.wrapping_add(arrival);
-            agent.ready = Some(arrival);
+            agent.spent.waiting_ps += arrival.saturating_sub(agent.since);
+            agent.ready = Some(arrival.max(agent.since));
             self.runnable.push(waiter);
         }
     }

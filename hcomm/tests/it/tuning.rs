@@ -112,7 +112,7 @@ fn explain_compares_and_says_what_would_change_the_choice() {
     let folder = tempfile::tempdir().unwrap();
     let path = fixture(folder.path());
     let line =
-        |rest: &str| format!("plan explain all_reduce -p 8 -b 1M --cores 8 --tuning {path} {rest}");
+        |rest: &str| format!("plan explain all_reduce -p 8 -b 64K --cores 8 --tuning {path} {rest}");
     let (text, _) = words(line("").trim_end(), 0);
     // One step of news: an ideal machine moves bytes for nothing.
     let taken = text.lines().find(|line| line.starts_with("taken")).unwrap();
@@ -144,7 +144,7 @@ fn explain_compares_and_says_what_would_change_the_choice() {
     let candidates = row["candidates"].as_array().unwrap();
     let ring = candidates.iter().find(|one| one["algorithm"] == "ring");
     assert_eq!(ring.unwrap()["time_us"], 14.0);
-    let (text, _) = words(&line("-e 4M --deterministic"), 0);
+    let (text, _) = words(&line("-e 256K --deterministic"), 0);
     assert_eq!(text.lines().count(), 2 + 3, "{text}");
     let (_, error) = words("plan explain all_reduce --tuning /nowhere", 2);
     assert!(error.contains("/nowhere"), "{error}");
