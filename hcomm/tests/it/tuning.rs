@@ -111,8 +111,9 @@ fn fixture(folder: &Path) -> String {
 fn explain_compares_and_says_what_would_change_the_choice() {
     let folder = tempfile::tempdir().unwrap();
     let path = fixture(folder.path());
-    let line =
-        |rest: &str| format!("plan explain all_reduce -p 8 -b 64K --cores 8 --tuning {path} {rest}");
+    let line = |rest: &str| {
+        format!("plan explain all_reduce -p 8 -b 64K --cores 8 --tuning {path} {rest}")
+    };
     let (text, _) = words(line("").trim_end(), 0);
     // One step of news: an ideal machine moves bytes for nothing.
     let taken = text.lines().find(|line| line.starts_with("taken")).unwrap();
