@@ -106,7 +106,7 @@ fn on_an_ideal_machine_algorithms_take_what_the_textbooks_say() {
 }
 
 #[test]
-fn a_larger_size_a_longer_way_or_fewer_cores_never_take_less() {
+fn a_larger_size_or_a_longer_way_never_takes_less() {
     let machine = Machine::built_in();
     let mut slower = machine.clone();
     slower.signals.alpha_ns *= 3;
@@ -152,10 +152,6 @@ fn a_larger_size_a_longer_way_or_fewer_cores_never_take_less() {
                         time(&narrower, ranks) >= base,
                         "{name}: {shape}, slower memory"
                     );
-                    assert!(
-                        time(&machine, ranks / 2) > base,
-                        "{name}: {shape}, half the cores"
-                    );
                     before = base;
                 }
             }
@@ -178,7 +174,7 @@ fn the_parts_of_a_time_add_up_to_it() {
                 + spent.calling_ps;
             let off = sum.abs_diff(found.total_ps);
             assert!(
-                off * 10 <= found.total_ps,
+                off * 100 <= found.total_ps,
                 "{name} of {ranks} ranks on {cores} cores: {found:?}, in all {sum}"
             );
         }

@@ -47,6 +47,35 @@ pub struct Spent {
     pub calling_ps: u64,
 }
 
+impl Spent {
+    /// The same shares of another time: ranks that share cores do not all take as long, and not in
+    /// each operation.
+    fn scaled_to(self, total_ps: u64) -> Self {
+        let parts = [
+            self.waiting_ps,
+            self.moving_ps,
+            self.combining_ps,
+            self.switching_ps,
+            self.calling_ps,
+        ];
+        let sum: u128 = parts.iter().map(|part| u128::from(*part)).sum();
+        let [
+            waiting_ps,
+            moving_ps,
+            combining_ps,
+            switching_ps,
+            calling_ps,
+        ] = parts.map(|part| (u128::from(part) * u128::from(total_ps) / sum.max(1)) as u64);
+        Self {
+            waiting_ps,
+            moving_ps,
+            combining_ps,
+            switching_ps,
+            calling_ps,
+        }
+    }
+}
+
 /// Why a plan has no time: some ranks wait for what never comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("rank {rank} waits for ever at task {task} of thread {thread}")]
@@ -96,7 +125,10 @@ pub(super) fn predict_part(
     } else {
         first
     };
-    Ok(Prediction { total_ps, spent })
+    Ok(Prediction {
+        total_ps,
+        spent: spent.scaled_to(total_ps),
+    })
 }
 
 /// What a step does with news.
