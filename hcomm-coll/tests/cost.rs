@@ -52,10 +52,10 @@ fn wires() -> Site {
 
 fn time(algorithm: &str, shape: &Shape, machine: &Machine, site: &Site) -> Prediction {
     let plan = algorithms::by_name(algorithm)
-        .unwrap()
+        .expect("a built-in algorithm")
         .plan(shape, &params(1 << 30))
-        .unwrap();
-    predict(&plan, machine, site).unwrap()
+        .expect("a plan");
+    predict(&plan, machine, site).expect("it ends")
 }
 
 fn ideal(algorithm: &str, shape: &Shape) -> u64 {

@@ -323,7 +323,7 @@ impl Memory {
 fn log2(number: u64) -> u64 {
     let whole = u64::from(number.max(1).ilog2());
     let rest = number.max(1) - (1 << whole);
-    whole * 1024 + (u128::from(rest) * 1024 >> whole) as u64
+    whole * 1024 + ((u128::from(rest) * 1024) >> whole) as u64
 }
 
 #[cfg(test)]

@@ -321,7 +321,7 @@ impl Run {
             });
         }
         let last = self.agents.iter().max_by_key(|agent| agent.ready);
-        Ok(last.map_or((0, Spent::default()), |agent| {
+        Ok(last.map_or_else(Default::default, |agent| {
             (agent.ready.unwrap_or(0), agent.spent)
         }))
     }
