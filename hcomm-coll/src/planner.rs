@@ -24,6 +24,9 @@ const KEPT: usize = 128;
 /// cache.
 pub const SLICE_BYTES: u64 = 512 << 10;
 
+/// Notifies of a link are for so many flows.
+const MOST_FLOWS: u32 = 4;
+
 /// Plans with at most this many tasks are proven before they run in builds with debug assertions,
 /// so hardly a test runs a plan that is not; larger ones would hold up the tests.
 const VERIFIED_TASKS: usize = 20_000;
@@ -112,6 +115,8 @@ pub(crate) struct Planner {
     uses: u64,
     /// The user's choice, for operations that it can plan.
     forced: Option<&'static str>,
+    /// The user's choice of how many flows large operations go in.
+    flows: Option<u32>,
     /// The user's plan, for its shape.
     given: Option<Given>,
     /// Whether only what combines in rank order is admitted.
@@ -127,6 +132,7 @@ impl Planner {
             latest: None,
             uses: 0,
             forced: None,
+            flows: None,
             given: None,
             deterministic,
         }
@@ -149,6 +155,20 @@ impl Planner {
     pub(crate) fn give(&mut self, given: Option<Given>) {
         self.latest = None;
         self.given = given;
+    }
+
+    /// Lets large operations flow over so many threads; `None` lets the model choose again.
+    pub(crate) fn force_flows(&mut self, flows: Option<u32>) -> Result<()> {
+        if let Some(flows) = flows.filter(|flows| !(1..=MOST_FLOWS).contains(flows)) {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!("{flows} flows: from 1 to {MOST_FLOWS}"),
+            ));
+        }
+        self.latest = None;
+        self.bound.clear();
+        self.flows = flows;
+        Ok(())
     }
 
     /// The user's plan for a shape.
@@ -193,8 +213,11 @@ impl Planner {
                 !may_pass || wish.supports(shape)
             });
         let terms = self.terms(membership, is_message);
-        let (algorithm, slice_bytes) = match wish {
-            Some(wish) => (self.admit(wish, shape, membership)?, SLICE_BYTES),
+        let (algorithm, slice_bytes, flows) = match wish {
+            Some(wish) => {
+                let algorithm = self.admit(wish, shape, membership)?;
+                (algorithm, SLICE_BYTES, self.flows.unwrap_or(1))
+            }
             None => {
                 let means = self
                     .chooser
@@ -209,7 +232,11 @@ impl Planner {
                         format!("no algorithm `{}`", means.name),
                     )
                 })?;
-                (algorithm, means.slice_bytes)
+                (
+                    algorithm,
+                    means.slice_bytes,
+                    self.flows.unwrap_or(means.flows),
+                )
             }
         };
         Ok(Choice::Plan(
@@ -218,7 +245,7 @@ impl Planner {
                 scratch_bytes: terms.scratch_bytes,
                 slice_bytes,
                 groups: self.chooser.site().hosts.clone(),
-                flows: 1,
+                flows: if is_message { 1 } else { flows },
             },
         ))
     }

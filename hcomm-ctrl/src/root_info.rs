@@ -1,7 +1,7 @@
 //! What a root hands to the other ranks so that they find it, and the listener behind it.
 
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::str::FromStr;
 
 use hcomm_topo::{Family, InterfaceFilter};
@@ -196,25 +196,33 @@ impl RootListener {
         Ok(Self { listener, info })
     }
 
-    /// [`bind`](Self::bind) at an address that the other ranks of a job reach: the loopback address
-    /// for ranks of this host only, else that of the interface that the settings pick.
+    /// [`bind`](Self::bind) where the other ranks of a job reach this one: at the interface that the
+    /// settings pick, and before that, for ranks of this host only, at the loopback address.
     ///
     /// # Errors
     /// Those of `bind`; `InvalidArgument` if the settings allow no interface.
     pub fn bind_picked(settings: &Settings, stays_here: bool) -> Result<Self> {
-        let address = if stays_here {
-            IpAddr::V4(Ipv4Addr::LOCALHOST)
+        let filter: InterfaceFilter = settings.socket_ifname().parse()?;
+        let host = this_host()?;
+        let picked = host
+            .pick_interface(&filter, Family::PreferV4)
+            .map(|pick| pick.address);
+        let loopback = stays_here.then_some(IpAddr::V4(Ipv4Addr::LOCALHOST));
+        let mut addresses: Vec<IpAddr> = loopback.into_iter().collect();
+        match picked {
+            Ok(address) if !addresses.contains(&address) => addresses.push(address),
+            Ok(_) => {}
+            // Without a network, ranks of one host have the loopback address.
+            Err(none) if addresses.is_empty() => return Err(none.into()),
+            Err(_) => {}
+        }
+        let everywhere = if addresses.iter().any(IpAddr::is_ipv6) {
+            IpAddr::V6(Ipv6Addr::UNSPECIFIED)
         } else {
-            let filter: InterfaceFilter = settings.socket_ifname().parse()?;
-            let host = this_host()?;
-            host.pick_interface(&filter, Family::PreferV4)?.address
+            IpAddr::V4(Ipv4Addr::UNSPECIFIED)
         };
-        Self::bind(
-            &Outside::system(),
-            settings,
-            SocketAddr::new(address, 0),
-            &[],
-        )
+        let bind = SocketAddr::new(everywhere, 0);
+        Self::bind(&Outside::system(), settings, bind, &addresses)
     }
 
     /// What the other ranks need.

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
 
 use hcomm_types::{Error, Result};
 use smallvec::SmallVec;
@@ -434,11 +435,51 @@ impl Queue {
             // It stays with its worker.
             return self.is_idle();
         }
+        let before = self.home.load(Ordering::Relaxed);
         let mut state = self.open(None)?;
         state.settle(&self.domain);
         let idle = !state.is_busy();
         self.list_if_busy(&mut state);
-        state.result().map(|()| idle)
+        let result = state.result().map(|()| idle);
+        drop(state);
+        if before != 0 && before != driver::here() && !idle {
+            self.bring_others(before);
+        }
+        result
+    }
+
+    /// Brings what else of the domain had its home where this one had: it may wait for them, and
+    /// whoever had them may make no further call.
+    #[cold]
+    fn bring_others(&self, before: u64) {
+        for other in self.domain.queues() {
+            if other.inbox.is_none() && other.home.load(Ordering::Relaxed) == before {
+                // Its failure is told to who waits for it.
+                let Ok(mut state) = other.open(None) else {
+                    continue;
+                };
+                other.list_if_busy(&mut state);
+            }
+        }
+    }
+
+    /// The end of a wait for it whose deadline has passed: it fails. If it waits for another thread
+    /// of the domain, then that one has the cause, and fails, too.
+    pub(crate) fn time_out(&self, elapsed: Duration) -> Error {
+        let waits_for_thread = matches!(self.lock().runner.reason(), Some(Reason::ThreadNotify(_)));
+        let behind = if waits_for_thread {
+            let mut all = self.domain.queues().into_iter();
+            all.find(|other| !std::ptr::eq(&**other, self) && other.lock().concerns_all())
+        } else {
+            None
+        };
+        let late = behind.as_deref().unwrap_or(self);
+        let cause = driver::timed_out(&late.lock(), &self.domain, elapsed);
+        if let Some(behind) = &behind {
+            behind.poison(cause.clone());
+        }
+        self.poison(cause.clone());
+        cause
     }
 
     /// The cause of failure of this queue or its domain.
@@ -479,7 +520,9 @@ impl Queue {
             return inbox.submitted().wrapping_add(inbox.has_failed().into());
         }
         let state = self.lock();
-        let queued = state.tasks.len() + usize::from(state.poison.is_some());
+        // What a call has begun comes before all that is queued.
+        let queued =
+            state.tasks.len() + usize::from(state.poison.is_some()) + usize::from(state.has_begun);
         state.passed.wrapping_add(queued)
     }
 
@@ -575,12 +618,8 @@ impl Queue {
             Some(cause) => Some(Err(cause)),
             None => (!inbox.is_full()).then_some(Ok(())),
         };
-        wait.until(room).unwrap_or_else(|TimedOut { elapsed }| {
-            let mut state = self.lock();
-            let cause = driver::timed_out(&state, &self.domain, elapsed);
-            state.poison(&self.domain, cause.clone());
-            Err(cause)
-        })
+        wait.until(room)
+            .unwrap_or_else(|TimedOut { elapsed }| Err(self.time_out(elapsed)))
     }
 
     /// Locks it for a submission from this OS thread, which becomes its home. Always inlined: a
@@ -827,11 +866,16 @@ impl State {
         }
     }
 
+    /// Whether something is queued whose end others need.
+    fn concerns_all(&self) -> bool {
+        self.tasks.iter().any(Task::concerns_all)
+    }
+
     /// Keeps the first cause, and drops what is queued: nothing of it runs. A program that does
     /// not come to its end leaves notifies and scratch memory of all who take part in an unknown
     /// state, so it ends the whole domain.
     pub(crate) fn poison(&mut self, domain: &DomainInner, cause: Error) {
-        if self.tasks.iter().any(Task::concerns_all) {
+        if self.concerns_all() {
             domain.give_up(&cause);
         }
         if self.poison.is_none() {

@@ -12,6 +12,9 @@ const WORDS: usize = 3;
 /// The color of who takes no part.
 const NONE: u64 = u64::MAX;
 
+/// What a rank says instead of a digest if it refuses the list that it was given.
+const REFUSED: u64 = u64::MAX;
+
 /// The length of a root info that could not be made; its error follows.
 const FAILED: u64 = 1 << 32;
 
@@ -38,26 +41,35 @@ impl Communicator {
     ///
     /// # Errors
     /// Those of [`split`](Self::split); `InvalidArgument` for an empty list, a rank that is not
-    /// there or is named twice; `Mismatch` on all ranks if not all name the same list.
+    /// there or is named twice; `Mismatch` on all other ranks if not all name the same list. The
+    /// communicator is as it was then.
     pub fn subset(&self, ranks: &[Rank]) -> Result<Option<Self>> {
-        let make = || {
-            let refuse = |what: String| Err(Error::new(ErrorKind::InvalidArgument, what));
-            if ranks.is_empty() {
-                return refuse("a communicator has at least 1 rank".to_owned());
-            }
-            for (at, rank) in ranks.iter().enumerate() {
-                if rank.0 >= self.size() {
-                    return refuse(format!("there is no rank {rank} among {}", self.size()));
-                }
-                if ranks[..at].contains(rank) {
-                    return refuse(format!("rank {rank} is named twice"));
-                }
-            }
-            let place = ranks.iter().position(|rank| *rank == self.rank());
-            let color = place.map_or(NONE, |_| 0);
-            self.divide([color, place.unwrap_or(0) as u64, digest(ranks)])
+        let place = ranks.iter().position(|rank| *rank == self.rank());
+        let color = place.map_or(NONE, |_| 0);
+        let told = [color, place.unwrap_or(0) as u64, digest(ranks)];
+        let result = match self.refusal(ranks) {
+            None => self.divide(told),
+            // Said before anybody waits for a list like it.
+            Some(refusal) => self.divide([NONE, 0, REFUSED]).and(Err(refusal)),
         };
-        make().map_err(|error| error.in_call("subset").at_rank(self.rank()))
+        result.map_err(|error| error.in_call("subset").at_rank(self.rank()))
+    }
+
+    /// Why a list is none.
+    fn refusal(&self, ranks: &[Rank]) -> Option<Error> {
+        let refuse = |what: String| Some(Error::new(ErrorKind::InvalidArgument, what));
+        if ranks.is_empty() {
+            return refuse("a communicator has at least 1 rank".to_owned());
+        }
+        for (at, rank) in ranks.iter().enumerate() {
+            if rank.0 >= self.size() {
+                return refuse(format!("there is no rank {rank} among {}", self.size()));
+            }
+            if ranks[..at].contains(rank) {
+                return refuse(format!("rank {rank} is named twice"));
+            }
+        }
+        None
     }
 
     fn divide(&self, mine: [u64; WORDS]) -> Result<Option<Self>> {
@@ -65,6 +77,10 @@ impl Communicator {
         self.all_gather(&mine, &mut all)?;
         let (all, _) = all.as_chunks::<WORDS>();
         let differs = |rank: &usize| all[*rank][2] != mine[2];
+        if mine[2] == REFUSED {
+            // The others are told by this, or all refuse.
+            return Ok(None);
+        }
         if let Some(other) = (0..all.len()).find(differs) {
             let other = Rank::from_index(other);
             return Err(Error::new(

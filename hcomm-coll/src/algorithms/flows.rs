@@ -11,7 +11,7 @@ use super::layout::{LINE, line_down, line_up};
 use super::{Algorithm, Params, PlanError};
 use crate::plan::{Buffer, Count, Loc, Operation, RankPlan, Shape, Task};
 
-/// Notifies of a flow on each link and way: no algorithm uses more.
+/// Notifies of a flow on each link and way: no built-in algorithm uses more.
 const NOTIFIES: u32 = 10;
 
 /// What one rank does, in as many flows as the parameters say and the operation allows.
@@ -53,6 +53,7 @@ pub(super) fn plan_rank<A: Algorithm + ?Sized>(
             element_bytes: shape.element_bytes(),
         };
         let plan = algorithm.plan_rank(&own, &params, rank)?;
+        check_notifies(algorithm, &plan)?;
         for tasks in plan.threads {
             let moved = tasks.into_iter().flat_map(|task| place.moved(task));
             all.threads.push(moved.collect());
@@ -64,11 +65,31 @@ pub(super) fn plan_rank<A: Algorithm + ?Sized>(
     Ok(all)
 }
 
+/// Whether a plan leaves other flows their notifies.
+fn check_notifies<A: Algorithm + ?Sized>(algorithm: &A, plan: &RankPlan) -> Result<(), PlanError> {
+    let numbers = plan.threads.iter().flatten().filter_map(|task| match task {
+        Task::Wait { notify, .. } => Some(*notify),
+        task => task.records().map(|(_, notify)| notify),
+    });
+    match numbers.max() {
+        Some(most) if most >= NOTIFIES => Err(PlanError::Notifies {
+            algorithm: algorithm.name(),
+            need: most as usize + 1,
+            limit: NOTIFIES as usize,
+        }),
+        _ => Ok(()),
+    }
+}
+
 /// How many flows an operation goes in: each has at least a line.
 fn count<A: Algorithm + ?Sized>(algorithm: &A, shape: &Shape, params: &Params) -> u64 {
     let divides = match shape.operation {
         Operation::Barrier | Operation::SendRecv { .. } => false,
-        _ => matches!(shape.count, Count::Even(_)) && !algorithm.has_packets(),
+        _ => {
+            matches!(shape.count, Count::Even(_))
+                && !algorithm.has_packets()
+                && algorithm.credits(shape).is_empty()
+        }
     };
     if !divides || shape.ranks < 2 {
         return 1;
@@ -107,9 +128,12 @@ impl Place {
             | Task::Divide { count, .. }
             | Task::WriteReduce { count, .. }
             | Task::ReadReduce { count, .. } => count * self.element_bytes,
-            // Nothing that has a length.
-            _ => return vec![self.piece(task, 0, 0, true)],
+            _ => 0,
         };
+        if bytes == 0 {
+            // Nothing that has a length.
+            return vec![self.piece(task, 0, 0, true)];
+        }
         let mut pieces = Vec::with_capacity(1);
         let mut done = 0;
         while done < bytes {
@@ -129,10 +153,7 @@ impl Place {
     fn piece(&self, task: Task, done: u64, length: u64, is_last: bool) -> Task {
         let at = |loc: Loc| self.at(loc, done);
         let elements = length / self.element_bytes;
-        let number = |notify: u32| {
-            debug_assert!(notify < NOTIFIES, "flows would share notify {notify}");
-            notify + self.notifies
-        };
+        let number = |notify: u32| notify + self.notifies;
         let told = |notify: Option<u32>| notify.filter(|_| is_last).map(number);
         match task {
             Task::Copy { dst, src, .. } => Task::Copy {

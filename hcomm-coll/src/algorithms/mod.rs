@@ -254,10 +254,10 @@ pub enum PlanError {
         /// What it was given.
         limit: u64,
     },
-    /// More peers than a thread can wait for.
+    /// More notifies than a thread can wait for, or than a flow has on a link.
     #[error(
-        "{algorithm} would wait for {need} notifies on one thread, which has at most {limit}; take \
-         another algorithm, or groups that leave each rank fewer peers"
+        "{algorithm} needs {need} notifies on a thread or for a flow, which has at most {limit}; \
+         take another algorithm, groups that leave each rank fewer peers, or one flow"
     )]
     Notifies {
         /// Name of the algorithm.

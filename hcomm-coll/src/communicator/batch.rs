@@ -5,7 +5,7 @@ use std::sync::Arc;
 use hcomm_data::{Buffers, Exchange, MessageLink, Slice, Thread};
 use hcomm_types::{DataType, Element, Error, ErrorKind, Rank, Result};
 
-use super::{Communicator, Request, fork, join};
+use super::{Communicator, Request, fork, join, turn_of};
 use crate::plan::Shape;
 use crate::planner::Bound;
 
@@ -98,16 +98,19 @@ struct Order {
 }
 
 impl Communicator {
-    /// Sends and receives several messages at once; returns when all are done. None waits for one
-    /// that stands before it, but that messages between two ranks keep their order, so whatever all
-    /// ranks exchange in one call each, in whatever order, comes to its end. A message may be
-    /// taken by a [`recv`](Self::recv) or come from a [`send`](Self::send), and may go to this rank
-    /// itself, in the same batch. The algorithm `handshake` is not for these.
+    /// Sends and receives several messages in one call; returns when all are done. What is sent and
+    /// what is received go on beside each other, each one after the other, the nearest rank first,
+    /// and messages between two ranks in the order in which they stand here. So whatever all ranks
+    /// exchange comes to its end if each names it in one call, in whatever order. A message to this
+    /// rank itself is received in the same batch. Others may be taken by a [`recv`](Self::recv) or
+    /// come from a [`send`](Self::send), as long as these wait for nothing that stands later here;
+    /// but not where the algorithm `handshake` is forced, which is not for batches.
     ///
     /// # Errors
     /// Those of [`send`](Self::send) and [`recv`](Self::recv); `InvalidArgument` if there is no such
-    /// rank, or if what this rank sends to itself is not what it receives from itself. Nothing has
-    /// been sent then.
+    /// rank, or if what this rank sends to itself is not what it receives from itself: nothing has
+    /// been sent then. `LimitReached`, which ends the communicator, if there is no thread left for
+    /// what is received.
     pub fn batch_send_recv(&self, items: &mut [BatchItem<'_>]) -> Result<()> {
         self.exchange(items)
             .map_err(|error| self.tell("batch_send_recv", error))
@@ -157,9 +160,9 @@ impl Communicator {
         if first.is_empty() && second.is_empty() {
             return Ok(());
         }
+        let other = &self.workers(self.main.engine(), 1)?[0];
         self.membership.used_here();
         self.follow(&self.main)?;
-        let other = &self.workers(self.main.engine(), 1)?[0];
         if !self.main.is_idle() {
             fork(&self.main, std::slice::from_ref(other))?;
         }
@@ -203,12 +206,15 @@ impl Communicator {
         });
         let order = self.order(headers.collect())?;
         let ways = order.ways(self)?;
-        self.note_use(thread);
-        self.follow(thread)?;
         let others = match order.receives.is_empty() {
             true => Vec::new(),
-            false => self.workers(thread.engine(), 1)?,
+            false => {
+                turn_of(thread)?;
+                self.workers(thread.engine(), 1)?
+            }
         };
+        self.note_use(thread);
+        self.follow(thread)?;
         fork(thread, &others)?;
         for &(from, to) in &order.own {
             thread.copy(&items[to].slice, &items[from].slice)?;
@@ -308,6 +314,11 @@ impl Order {
     /// How each message goes; `None` for those of this rank to itself.
     fn ways<'c>(&self, comm: &'c Communicator) -> Result<Vec<Option<(Shape, Way<'c>)>>> {
         let me = comm.rank();
+        let mut peers: Vec<Rank> = self.headers.iter().map(|header| header.peer).collect();
+        peers.retain(|peer| *peer != me);
+        peers.sort_unstable();
+        peers.dedup();
+        comm.membership.ensure_links(&peers)?;
         let way = |header: &Header| {
             if header.peer == me {
                 return Ok(None);

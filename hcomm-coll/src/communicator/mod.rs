@@ -147,6 +147,17 @@ impl Communicator {
         Ok(())
     }
 
+    /// Lets collectives of more than a few cache lines flow over so many threads, from 1 to 4, each with
+    /// a part of every buffer; `None` goes back to the choice of the cost model. It is for those of
+    /// even counts, by whatever algorithm but in packets. All ranks must ask for the same at the same
+    /// place in their calls.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for another number.
+    pub fn force_flows(&self, flows: Option<u32>) -> Result<()> {
+        self.planner.borrow_mut().force_flows(flows)
+    }
+
     /// Takes this plan from now on for the collective that it is for, and for that one only: shape,
     /// counts and [`in_place`](Shape::in_place) must be the same. Other calls go on as before;
     /// `None` ends it. The plan is proven here. All ranks must ask for the same plan at the same
@@ -366,6 +377,10 @@ impl Communicator {
             let bound = self.planner.borrow_mut().program(shape, &self.membership)?;
             if bound.is_empty {
                 return Ok(());
+            }
+            if bound.threads() > 1 {
+                // Refused before anybody counts the call.
+                turn_of(thread)?;
             }
             let fingerprint = self.begin(&bound, thread)?;
             match &bound.way {

@@ -178,13 +178,27 @@ struct Agent {
     spent: Spent,
 }
 
-#[derive(Clone, Copy)]
+/// A core. Ranks that share it run in turn, also those that cannot go on: they look and yield. So it
+/// takes a switch to each between the one that runs and the one that can.
+#[derive(Clone)]
 struct Core {
     time: u64,
     /// The rank that runs there.
     holder: Option<usize>,
-    /// Agents of several ranks run there.
+    /// Several agents run there.
     shared: bool,
+    /// The ranks there, in their turn.
+    ranks: Vec<usize>,
+}
+
+impl Core {
+    /// Switches until a rank runs.
+    fn switches_to(&self, rank: usize) -> u64 {
+        let seat = |rank: usize| self.ranks.iter().position(|one| *one == rank).unwrap_or(0);
+        let Some(holder) = self.holder else { return 0 };
+        let all = self.ranks.len().max(1);
+        ((seat(rank) + all - seat(holder)) % all) as u64
+    }
 }
 
 #[derive(Default)]
@@ -252,11 +266,16 @@ impl Run {
                 time: 0,
                 holder: None,
                 shared: false,
+                ranks: Vec::new(),
             };
             count
         ];
         let mut first = vec![None; count];
         for agent in &agents {
+            let core = &mut cores[agent.core];
+            if core.ranks.last() != Some(&agent.rank) {
+                core.ranks.push(agent.rank);
+            }
             let holder: &mut Option<(usize, usize)> = &mut first[agent.core];
             match holder {
                 Some(_) => cores[agent.core].shared = true,
@@ -336,7 +355,7 @@ impl Run {
         None
     }
 
-    /// The agent that can go on first; of several the one that holds its core.
+    /// The agent that can go on first; of several the one whose turn on its core comes first.
     fn earliest(&self) -> Option<usize> {
         let can = self
             .agents
@@ -346,7 +365,7 @@ impl Run {
         can.filter_map(|(index, agent)| {
             let core = &self.cores[agent.core];
             let start = agent.ready?.max(core.time);
-            Some((start, core.holder != Some(agent.rank), index))
+            Some((start, core.switches_to(agent.rank), index))
         })
         .min()
         .map(|(_, _, index)| index)
@@ -360,10 +379,9 @@ impl Run {
         let mut time = self.cores[core].time.max(ready);
         let mut spent = agent.spent;
         spent.waiting_ps += time - ready;
-        if self.cores[core].holder.is_some_and(|holder| holder != rank) {
-            time += self.switch;
-            spent.switching_ps += self.switch;
-        }
+        let switching = self.switch * self.cores[core].switches_to(rank);
+        time += switching;
+        spent.switching_ps += switching;
         self.cores[core].holder = Some(rank);
         let mut at = agent.at;
         let mut ready = None;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hcomm_types::Result;
+use hcomm_types::{Error, ErrorKind, Result};
 
 use super::{Thread, check_elements, check_fingerprint};
 use crate::driver;
@@ -60,6 +60,13 @@ impl Thread {
         timeout: Option<Duration>,
         before_wait: impl FnOnce() -> G,
     ) -> Result<()> {
+        let same = Arc::ptr_eq(&self.queue, &other.queue);
+        if same || !Arc::ptr_eq(&self.queue.domain, &other.queue.domain) {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                "messages of two directions go on two threads of one domain",
+            ));
+        }
         let here = first.len();
         let mut lent = Vec::with_capacity(here + second.len());
         let mut starts = Vec::with_capacity(here + second.len());
@@ -118,6 +125,12 @@ impl<'a> Exchange<'a> {
                 buffers,
                 turn,
             } => {
+                if program.threads.len() != 1 || program.thread_notifies(0) > 0 {
+                    return Err(Error::new(
+                        ErrorKind::InvalidArgument,
+                        "a message goes by a program of one thread without notifies of its own",
+                    ));
+                }
                 check_fingerprint(turn, 0)?;
                 let (input, output) = buffers.lengths();
                 program.check_run(0, input, output, turn)?;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use hcomm_types::Result;
 
 use super::Thread;
-use crate::driver::{self, TimedOut, Wait};
+use crate::driver::{TimedOut, Wait};
 
 impl Thread {
     /// The end of what has been put on this thread so far.
@@ -47,9 +47,12 @@ impl Mark {
         if let Some(reached) = self.look() {
             return reached.map(|()| true);
         }
-        self.thread.drive()?;
-        self.look()
-            .map_or(Ok(false), |reached| reached.map(|()| true))
+        let driven = self.thread.drive();
+        // What failed may come later.
+        match self.look() {
+            Some(reached) => reached.map(|()| true),
+            None => driven.map(|_| false),
+        }
     }
 
     /// Drives all threads of this OS thread until it is reached. `None` waits as long as the domain
@@ -60,12 +63,7 @@ impl Mark {
     pub fn wait(&self, timeout: Option<Duration>) -> Result<()> {
         let queue = &self.thread.queue;
         self.wait_until(timeout)
-            .unwrap_or_else(|TimedOut { elapsed }| {
-                let mut state = queue.lock();
-                let cause = driver::timed_out(&state, &queue.domain, elapsed);
-                state.poison(&queue.domain, cause.clone());
-                Err(cause)
-            })
+            .unwrap_or_else(|TimedOut { elapsed }| Err(queue.time_out(elapsed)))
     }
 
     /// The same for at most so long; whether it was reached. That it was not is no failure: the
@@ -89,7 +87,7 @@ impl Mark {
             return Ok(reached);
         }
         if let Err(cause) = queue.come_home() {
-            return Ok(Err(cause));
+            return Ok(self.look().unwrap_or(Err(cause)));
         }
         let mut wait = Wait::new(std::iter::once(queue), &queue.domain, timeout);
         wait.until(|| self.look())

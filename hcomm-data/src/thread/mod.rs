@@ -710,12 +710,8 @@ impl Thread {
             Ok(false) => None,
             Err(cause) => Some(Err(cause)),
         };
-        wait.until(idle).unwrap_or_else(|TimedOut { elapsed }| {
-            let mut state = self.queue.lock();
-            let cause = driver::timed_out(&state, domain, elapsed);
-            state.poison(domain, cause.clone());
-            Err(cause)
-        })
+        wait.until(idle)
+            .unwrap_or_else(|TimedOut { elapsed }| Err(self.queue.time_out(elapsed)))
     }
 
     /// Whether it belongs to this domain.

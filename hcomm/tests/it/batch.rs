@@ -1,8 +1,11 @@
 //! Several messages in one call.
 
+use std::sync::{Arc, Barrier};
+use std::time::Duration;
+
 use hcomm::{
     BatchItem, BatchSlice, Communicator, CpuTs, DataType, Engine, ErrorKind, Options, Rank,
-    ReduceOp,
+    ReduceOp, Settings,
 };
 
 use crate::job::{self, Job};
@@ -215,6 +218,77 @@ fn what_is_wrong_is_refused_before_anything_is_sent() {
         refused(&mut items, ErrorKind::InvalidArgument, "1 bytes of uint8");
         // Nothing has come over, and the communicator is as it was.
         comm.batch_send_recv(&mut []).unwrap();
+        all_to_all_at_once(&comm, 1);
+        comm.close().unwrap();
+    });
+}
+
+/// The OS thread that has put it on a thread of the engine `Cpu` makes no further call; whoever waits
+/// takes all of it over.
+#[test]
+fn a_batch_is_waited_for_on_another_os_thread() {
+    let gate = Arc::new(Barrier::new(2));
+    team::run(2, move |comm| {
+        let (me, peer) = (comm.rank(), Rank(1 - comm.rank().0));
+        let thread = comm.thread(0).unwrap();
+        let memory = comm.allocate("memory", 16).unwrap();
+        let (out, back) = (memory.sub(0..8).unwrap(), memory.sub(8..16).unwrap());
+        out.copy_from(&[me.0 as u8; 8]).unwrap();
+        let items = [
+            BatchSlice::recv(back.clone(), peer, DataType::U8),
+            BatchSlice::send(out, peer, DataType::U8),
+        ];
+        let begun = (me == Rank(0)).then(|| comm.batch_send_recv_on(&thread, &items).unwrap());
+        let gate = Arc::clone(&gate);
+        let elsewhere = std::thread::spawn(move || {
+            // Only now does rank 1 begin.
+            gate.wait();
+            let request = match begun {
+                Some(request) => request,
+                None => comm.batch_send_recv_on(&thread, &items).unwrap(),
+            };
+            request.wait().unwrap();
+            let mut found = [0xff; 8];
+            back.copy_to(&mut found).unwrap();
+            assert_eq!(found, [peer.0 as u8; 8]);
+            comm.close().unwrap();
+        });
+        elsewhere.join().unwrap();
+    });
+}
+
+#[test]
+fn a_message_that_never_comes_is_named_at_the_deadline() {
+    let settings = Settings::default().with_exec_timeout(Duration::from_secs(1));
+    team::run_with(2, &Options::new(settings), |comm| {
+        if comm.rank() == Rank(1) {
+            // Stays until rank 0 has given up.
+            comm.recv(&mut [0u8; 1], Rank(0)).unwrap_err();
+            return;
+        }
+        let thread = comm.thread(0).unwrap();
+        let memory = comm.allocate("memory", 8).unwrap();
+        let items = [BatchSlice::recv(memory, Rank(1), DataType::U8)];
+        let request = comm.batch_send_recv_on(&thread, &items).unwrap();
+        let error = request.wait().unwrap_err();
+        let kinds = [ErrorKind::Timeout, ErrorKind::Aborted];
+        assert!(kinds.contains(&error.kind()), "{error}");
+        assert!(error.to_string().contains("rank 1"), "{error}");
+        // Nothing goes on behind the program's back.
+        comm.barrier().unwrap_err();
+    });
+}
+
+#[test]
+fn a_thread_that_cannot_be_waited_for_is_refused() {
+    team::run(2, |comm| {
+        let peer = Rank(1 - comm.rank().0);
+        // Of the membership: without the notify that the communicator adds.
+        let bare = hcomm::Membership::thread(&comm, 0).unwrap();
+        let memory = comm.allocate("memory", 8).unwrap();
+        let items = [BatchSlice::recv(memory, peer, DataType::U8)];
+        let error = comm.batch_send_recv_on(&bare, &items).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
         all_to_all_at_once(&comm, 1);
         comm.close().unwrap();
     });

@@ -106,6 +106,22 @@ fn lists_that_make_no_sense_or_differ() {
         let error = comm.subset(&mine).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
         assert!(error.to_string().contains("names other ranks"), "{error}");
+        // One list makes no sense: who gave it is told so, the others that it differs.
+        let mine = if comm.rank() == Rank(1) {
+            [Rank(0), Rank(9)]
+        } else {
+            [Rank(0), Rank(1)]
+        };
+        let kind = comm.subset(&mine).unwrap_err().kind();
+        let refused = comm.rank() == Rank(1);
+        assert_eq!(
+            kind,
+            if refused {
+                ErrorKind::InvalidArgument
+            } else {
+                ErrorKind::Mismatch
+            }
+        );
         // All of them know, so nobody waits, and all goes on.
         let all = comm.subset(&[Rank(2), Rank(0), Rank(1)]).unwrap().unwrap();
         assert_eq!(all.rank().0, (comm.rank().0 + 1) % 3);

@@ -154,6 +154,7 @@ pub(super) fn as_length(number: u64) -> Result<usize> {
 
 fn measure(args: &PerfArgs, comm: &Communicator) -> Result<u8> {
     comm.force_algorithm(args.algo.as_deref())?;
+    comm.force_flows(args.flows)?;
     comm.use_plan(args.loaded.as_deref())?;
     let leads = comm.rank() == Rank(0);
     let counts = args.counts(comm.size());

@@ -92,7 +92,7 @@ impl Found {
 
     fn in_full(&self, chooser: &Chooser, terms: &Terms) -> String {
         let mut text = format!(
-            "{}, {} cores a host, costs: {}\n{:<7} {:<18} {:>6} {:>12} {:>10} {:>7} {:>7} {:>9} {:>9} {:>7}\n",
+            "{}, {} cores a host, costs: {}\n{:<7} {:<18} {:>8} {:>12} {:>10} {:>7} {:>7} {:>9} {:>9} {:>7}\n",
             self.shape,
             chooser.site().cores,
             chooser.machine().measured,
@@ -127,9 +127,9 @@ impl Found {
             let [waits, moves, combines, switches, calls] =
                 parts.map(|part| format!("{} %", part.saturating_mul(100) / all));
             text += &format!(
-                "{mark:<7} {:<18} {:>6} {:>12.3} {:>10.3} {waits:>7} {moves:>7} {combines:>9} {switches:>9} {calls:>7}\n",
+                "{mark:<7} {:<18} {:>8} {:>12.3} {:>10.3} {waits:>7} {moves:>7} {combines:>9} {switches:>9} {calls:>7}\n",
                 candidate.means.name,
-                bytes(candidate.means.slice_bytes),
+                slices(candidate),
                 micros(candidate),
                 bandwidth(&self.shape, candidate),
             );
@@ -158,6 +158,7 @@ impl Found {
             json!({
                 "algorithm": candidate.means.name,
                 "slice_bytes": candidate.means.slice_bytes,
+                "flows": candidate.means.flows,
                 "time_us": micros(candidate),
                 "busbw_gbps": bandwidth(&self.shape, candidate),
                 "waiting_ps": spent.waiting_ps,
@@ -178,6 +179,7 @@ impl Found {
             "shape": self.shape.to_string(),
             "taken": self.taken.map(|means| means.name),
             "slice_bytes": self.taken.map(|means| means.slice_bytes),
+            "flows": self.taken.map(|means| means.flows),
             "candidates": self.comparison.candidates.iter().map(one).collect::<Vec<_>>(),
             "excluded": excluded
                 .map(|other| json!({ "algorithm": other.name, "why": other.why }))
@@ -190,7 +192,7 @@ impl Found {
 /// A line a size: what is taken, and the best of the others.
 fn in_lines(rows: &[Found], chooser: &Chooser) -> String {
     let mut text = format!(
-        "{} cores a host, costs: {}\n{:>12}  {:<18} {:>6} {:>12} {:>10}  next best\n",
+        "{} cores a host, costs: {}\n{:>12}  {:<18} {:>8} {:>12} {:>10}  next best\n",
         chooser.site().cores,
         chooser.machine().measured,
         "bytes",
@@ -211,15 +213,26 @@ fn in_lines(rows: &[Found], chooser: &Chooser) -> String {
                 format!("{} {:.3}", other.means.name, micros(other))
             });
         text += &format!(
-            "{:>12}  {:<18} {:>6} {:>12.3} {:>10.3}  {next}\n",
+            "{:>12}  {:<18} {:>8} {:>12.3} {:>10.3}  {next}\n",
             total(&row.shape),
             taken.means.name,
-            bytes(taken.means.slice_bytes),
+            slices(taken),
             micros(taken),
             bandwidth(&row.shape, taken),
         );
     }
     text
+}
+
+/// The length of slices, and how many flows there are of them if there are several.
+fn slices(candidate: &Candidate) -> String {
+    let Means {
+        slice_bytes, flows, ..
+    } = candidate.means;
+    match flows {
+        1 => bytes(slice_bytes),
+        flows => format!("{flows}x{}", bytes(slice_bytes)),
+    }
 }
 
 fn micros(candidate: &Candidate) -> f64 {
