@@ -157,7 +157,7 @@ impl Planner {
         self.given = given;
     }
 
-    /// Lets large operations flow over so many threads; `None` lets the model choose again.
+    /// Lets large operations flow over so many threads; `None` over one.
     pub(crate) fn force_flows(&mut self, flows: Option<u32>) -> Result<()> {
         if let Some(flows) = flows.filter(|flows| !(1..=MOST_FLOWS).contains(flows)) {
             return Err(Error::new(
@@ -213,10 +213,10 @@ impl Planner {
                 !may_pass || wish.supports(shape)
             });
         let terms = self.terms(membership, is_message);
-        let (algorithm, slice_bytes, flows) = match wish {
+        let (algorithm, slice_bytes) = match wish {
             Some(wish) => {
                 let algorithm = self.admit(wish, shape, membership)?;
-                (algorithm, SLICE_BYTES, self.flows.unwrap_or(1))
+                (algorithm, SLICE_BYTES)
             }
             None => {
                 let means = self
@@ -232,11 +232,7 @@ impl Planner {
                         format!("no algorithm `{}`", means.name),
                     )
                 })?;
-                (
-                    algorithm,
-                    means.slice_bytes,
-                    self.flows.unwrap_or(means.flows),
-                )
+                (algorithm, means.slice_bytes)
             }
         };
         Ok(Choice::Plan(
@@ -245,7 +241,7 @@ impl Planner {
                 scratch_bytes: terms.scratch_bytes,
                 slice_bytes,
                 groups: self.chooser.site().hosts.clone(),
-                flows: if is_message { 1 } else { flows },
+                flows: self.flows.filter(|_| !is_message).unwrap_or(1),
             },
         ))
     }

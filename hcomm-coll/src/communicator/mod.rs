@@ -148,8 +148,7 @@ impl Communicator {
     }
 
     /// Lets collectives of more than a few cache lines flow over so many threads, from 1 to 4, each with
-    /// a part of every buffer; `None` goes back to the choice of the cost model. It is for those of
-    /// even counts, by whatever algorithm but in packets. All ranks must ask for the same at the same
+    /// a part of every buffer; `None` goes back to one. It is for those of even counts, by whatever algorithm but in packets. All ranks must ask for the same at the same
     /// place in their calls.
     ///
     /// # Errors
@@ -315,7 +314,7 @@ impl Communicator {
             }
         };
         let (turn, workers) = self.take_turn(shape, bound, program, &self.main)?;
-        if !self.main.is_idle() {
+        if !workers.is_empty() && !self.main.is_idle() {
             fork(&self.main, &workers)?;
         }
         self.main.run_blocking_with(

@@ -1,7 +1,7 @@
 //! Which candidate a shape gets: the one that the model predicts to be the fastest.
 //!
 //! Candidates are the algorithms that can plan the shape, those that cut into slices with a few
-//! lengths of slices and where news takes long over several threads, and for broadcasts messages. All ranks compute the same in whole numbers. What
+//! lengths of slices, and for broadcasts messages. All ranks compute the same in whole numbers. What
 //! ranks may not agree on, such as whether a rank works in place, has no part in it.
 //!
 //! Work is bounded. Sizes are taken in steps, four from one power of two to the next, and of each
@@ -23,15 +23,10 @@ use crate::plan::{Operation, Shape};
 /// Name of broadcasts by messages in tables.
 pub const STREAM: &str = "stream";
 
-/// Lengths of slices that are tried, the one that wins a draw first.
+/// Lengths of slices that are tried, the one that wins a draw first. Where ranks share a core only the
+/// first. That is a correction: of 2 MiB, 8 ranks on 2 cores took 14 to 33 percent longer in slices of
+/// 128 KiB, which the model takes for faster there as well.
 const SLICES: [u64; 5] = [512 << 10, 256 << 10, 128 << 10, 1 << 20, 2 << 20];
-
-/// Over how many threads operations flow where not all ranks map each other's memory, so that news
-/// takes long. Where they do, a core has no more to give to two threads than to one.
-const FLOWS: [u32; 3] = [1, 2, 4];
-
-/// Bytes of the larger buffer from which on more than one flow is tried.
-const FLOWING_BYTES: u64 = 256 << 10;
 
 /// Slices of plans from which longer ones are predicted. Even, as slices use two slots in turn, and
 /// enough that slots are used again in the shorter one.
@@ -78,8 +73,6 @@ pub struct Means {
     pub name: &'static str,
     /// Its [`Params::slice_bytes`].
     pub slice_bytes: u64,
-    /// Its [`Params::flows`].
-    pub flows: u32,
 }
 
 /// A way that was compared with others.
@@ -204,7 +197,7 @@ impl Chooser {
     /// algorithm that can plan it, beginning with the one for large sizes.
     fn unpredicted(&self, shape: &Shape, terms: &Terms) -> Option<Means> {
         let first = algorithms::by_name("mesh_two_shot");
-        let params = self.params(terms, SLICES[0], 1);
+        let params = self.params(terms, SLICES[0]);
         first
             .into_iter()
             .chain(algorithms::algorithms().iter().copied())
@@ -213,7 +206,6 @@ impl Chooser {
             .map(|algorithm| Means {
                 name: algorithm.name(),
                 slice_bytes: SLICES[0],
-                flows: 1,
             })
     }
 
@@ -230,7 +222,6 @@ impl Chooser {
                 means: Means {
                     name: STREAM,
                     slice_bytes: SLICES[0],
-                    flows: 1,
                 },
                 prediction,
             });
@@ -343,12 +334,14 @@ impl Chooser {
         predict_part(&plan, whole, &self.machine, &self.site).map_err(|stuck| stuck.to_string())
     }
 
-    fn params(&self, terms: &Terms, slice_bytes: u64, flows: u32) -> Params {
+    fn params(&self, terms: &Terms, slice_bytes: u64) -> Params {
         Params {
             scratch_bytes: terms.scratch_bytes,
             slice_bytes,
             groups: self.site.hosts.clone(),
-            flows,
+            // Not chosen: what is pending on a channel is counted over all threads, so flows wait
+            // for each other's transfers, and took longer on the links that there are.
+            flows: 1,
         }
     }
 
@@ -379,7 +372,11 @@ impl Chooser {
         }
     }
 
-    /// With each length of slices, and each number of flows, that makes a difference.
+    fn shares_cores(&self, shape: &Shape) -> bool {
+        self.site.cores_of(shape.ranks).1 > 1
+    }
+
+    /// With each length of slices that makes a difference.
     fn by_slices(
         &self,
         algorithm: &dyn Algorithm,
@@ -390,16 +387,13 @@ impl Chooser {
         let mut found = Vec::new();
         let mut refusal = None;
         let mut seen = Vec::new();
-        let flows = if self.site.maps_all() || total_bytes(shape) < FLOWING_BYTES {
-            &FLOWS[..1]
-        } else {
-            &FLOWS
+        let slices = match slices {
+            [first, ..] if *first == SLICES[0] && self.shares_cores(shape) => &slices[..1],
+            _ if self.shares_cores(shape) => &[],
+            all => all,
         };
-        let all = slices
-            .iter()
-            .flat_map(|slice| flows.iter().map(move |flows| (*slice, *flows)));
-        for (slice_bytes, flows) in all {
-            let params = self.params(terms, slice_bytes, flows);
+        for &slice_bytes in slices {
+            let params = self.params(terms, slice_bytes);
             // What is smaller than a slice is one in any case: the first stands for all.
             if slice_bytes != SLICES[0] && total_bytes(shape) <= slice_bytes.min(SLICES[0]) {
                 continue;
@@ -420,7 +414,6 @@ impl Chooser {
                 means: Means {
                     name: algorithm.name(),
                     slice_bytes,
-                    flows,
                 },
                 prediction,
             });
@@ -508,7 +501,7 @@ fn best(candidates: &[Candidate]) -> Option<&Candidate> {
             .position(|algorithm| algorithm.name() == means.name);
         let by_slice = SLICES.iter().position(|slice| *slice == means.slice_bytes);
         // Messages are in no list, and come first.
-        (by_name.map_or(0, |at| at + 1), by_slice, means.flows)
+        (by_name.map_or(0, |at| at + 1), by_slice)
     };
     candidates
         .iter()
@@ -530,7 +523,6 @@ fn only_one(shape: &Shape) -> Option<Means> {
     Some(Means {
         name,
         slice_bytes: SLICES[0],
-        flows: 1,
     })
 }
 

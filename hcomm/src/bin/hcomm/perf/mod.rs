@@ -89,7 +89,7 @@ pub(crate) struct PerfArgs {
     /// Algorithm for all sizes, instead of the cost model's choice
     #[arg(long)]
     algo: Option<String>,
-    /// Threads that large collectives flow over [default: the choice of the cost model]
+    /// Threads that large collectives flow over [default: 1]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=4))]
     flows: Option<u32>,
     /// Run the plan in this file, which says shape and ranks; all ranks read it

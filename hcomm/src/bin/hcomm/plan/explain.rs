@@ -129,7 +129,7 @@ impl Found {
             text += &format!(
                 "{mark:<7} {:<18} {:>8} {:>12.3} {:>10.3} {waits:>7} {moves:>7} {combines:>9} {switches:>9} {calls:>7}\n",
                 candidate.means.name,
-                slices(candidate),
+                bytes(candidate.means.slice_bytes),
                 micros(candidate),
                 bandwidth(&self.shape, candidate),
             );
@@ -158,7 +158,6 @@ impl Found {
             json!({
                 "algorithm": candidate.means.name,
                 "slice_bytes": candidate.means.slice_bytes,
-                "flows": candidate.means.flows,
                 "time_us": micros(candidate),
                 "busbw_gbps": bandwidth(&self.shape, candidate),
                 "waiting_ps": spent.waiting_ps,
@@ -179,7 +178,6 @@ impl Found {
             "shape": self.shape.to_string(),
             "taken": self.taken.map(|means| means.name),
             "slice_bytes": self.taken.map(|means| means.slice_bytes),
-            "flows": self.taken.map(|means| means.flows),
             "candidates": self.comparison.candidates.iter().map(one).collect::<Vec<_>>(),
             "excluded": excluded
                 .map(|other| json!({ "algorithm": other.name, "why": other.why }))
@@ -216,23 +214,12 @@ fn in_lines(rows: &[Found], chooser: &Chooser) -> String {
             "{:>12}  {:<18} {:>8} {:>12.3} {:>10.3}  {next}\n",
             total(&row.shape),
             taken.means.name,
-            slices(taken),
+            bytes(taken.means.slice_bytes),
             micros(taken),
             bandwidth(&row.shape, taken),
         );
     }
     text
-}
-
-/// The length of slices, and how many flows there are of them if there are several.
-fn slices(candidate: &Candidate) -> String {
-    let Means {
-        slice_bytes, flows, ..
-    } = candidate.means;
-    match flows {
-        1 => bytes(slice_bytes),
-        flows => format!("{flows}x{}", bytes(slice_bytes)),
-    }
 }
 
 fn micros(candidate: &Candidate) -> f64 {
