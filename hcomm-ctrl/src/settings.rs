@@ -359,6 +359,13 @@ impl Settings {
         self
     }
 
+    /// No tuning file.
+    #[must_use]
+    pub fn without_tuning(mut self) -> Self {
+        self.tuning = None;
+        self
+    }
+
     /// Option for `HCOMM_TUNING`.
     #[must_use]
     pub fn with_tuning(mut self, path: impl Into<String>) -> Self {

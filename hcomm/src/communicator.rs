@@ -149,14 +149,17 @@ impl Communicator {
         self.inner.close()
     }
 
-    /// A new communicator with the settings and transports of this one, as its root.
+    /// A new communicator with the settings and transports of this one, as its root. It reads no
+    /// tuning file: which rank 0 has one, and whether it can be read there, differs.
     pub(crate) fn serve(&self, listener: RootListener, size: u32) -> Result<Self> {
-        Self::serve_with(listener, size, self.settings(), self.transports.clone())
+        let settings = self.settings().clone().without_tuning();
+        Self::serve_with(listener, size, &settings, self.transports.clone())
     }
 
     /// The same as another rank.
     pub(crate) fn join(&self, info: &RootInfo, rank: Rank, size: u32) -> Result<Self> {
-        Self::join_with(info, rank, size, self.settings(), self.transports.clone())
+        let settings = self.settings().clone().without_tuning();
+        Self::join_with(info, rank, size, &settings, self.transports.clone())
     }
 
     fn serve_with(

@@ -115,6 +115,7 @@ impl Communicator {
         let rank = place(self.rank().index()).map_or(Rank(0), Rank::from_index);
         if let Some(listener) = listener {
             let joined = listener.and_then(|listener| self.serve(listener, size))?;
+            joined.use_costs(&self.costs().0);
             return Ok(Some(joined));
         }
         let root = members[0];
@@ -128,7 +129,9 @@ impl Communicator {
             .blame_rank(Rank::from_index(root)));
         }
         let info: RootInfo = text.parse()?;
-        self.join(&info, rank, size).map(Some)
+        let joined = self.join(&info, rank, size)?;
+        joined.use_costs(&self.costs().0);
+        Ok(Some(joined))
     }
 
     /// Listens where the other members reach this rank.

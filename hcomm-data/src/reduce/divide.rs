@@ -70,8 +70,13 @@ divided! {
     // twice is rounding once; and hold any number of ranks.
     f16: |x, by| Self::from_f32(x.to_f32() / by as f32);
     bf16: |x, by| Self::from_f32(x.to_f32() / by as f32);
-    f32: |x, by| x / by as f32;
-    f64: |x, by| x / f64::from(by);
+    // By a power of two, the product with its inverse is the same number, and sooner there.
+    f32: |x, by| if by.is_power_of_two() { x * (1.0 / by as f32) } else { x / by as f32 };
+    f64: |x, by| if by.is_power_of_two() {
+        x * (1.0 / f64::from(by))
+    } else {
+        x / f64::from(by)
+    };
 }
 
 #[cfg(test)]
@@ -134,6 +139,27 @@ mod tests {
             divided(&[bf16::ONE], DataType::Bf16, 3),
             [bf16::from_f64(1.0 / 3.0)]
         );
+    }
+
+    #[test]
+    fn by_powers_of_two_it_is_the_quotient_as_well() {
+        let mut bits = 1u32;
+        for _ in 0..10_000 {
+            bits = bits.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let (x, y) = (
+                f32::from_bits(bits),
+                f64::from_bits(u64::from(bits) << 32 | 12345),
+            );
+            if x.is_nan() || y.is_nan() {
+                continue;
+            }
+            for by in [1u32, 2, 8, 1 << 20, 1 << 31] {
+                let found = divided(&[x], DataType::F32, by)[0];
+                assert_eq!(found.to_bits(), (x / by as f32).to_bits(), "{x} / {by}");
+                let found = divided(&[y], DataType::F64, by)[0];
+                assert_eq!(found.to_bits(), (y / f64::from(by)).to_bits(), "{y} / {by}");
+            }
+        }
     }
 
     #[test]

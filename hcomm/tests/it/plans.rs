@@ -174,8 +174,8 @@ fn refused() -> Vec<(Plan, &'static str)> {
     let mut many = example();
     for task in many.ranks.iter_mut().flat_map(|rank| &mut rank.threads[0]) {
         match task {
-            Task::Write { notify, .. } => *notify = Some(15),
-            Task::Wait { notify, .. } => *notify = 15,
+            Task::Write { notify, .. } => *notify = Some(40),
+            Task::Wait { notify, .. } => *notify = 40,
             _ => {}
         }
     }

@@ -87,6 +87,20 @@ fn one_fails_and_the_others_go_on() {
     });
 }
 
+/// The costs by which ways are chosen are those of the communicator that a new one is made of.
+#[test]
+fn costs_go_on() {
+    team::run(2, |comm| {
+        let mut machine = comm.costs().0;
+        machine.call_ns += 7;
+        comm.use_costs(&machine);
+        let pair = comm.split(Some(0), 0).unwrap().unwrap();
+        assert_eq!(pair.costs().0, machine);
+        pair.close().unwrap();
+        comm.close().unwrap();
+    });
+}
+
 #[test]
 fn lists_that_make_no_sense_or_differ() {
     team::run(3, |comm| {

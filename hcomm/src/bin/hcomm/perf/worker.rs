@@ -4,7 +4,7 @@ use std::thread;
 use std::time::Instant;
 
 use hcomm::{Communicator, Options};
-use hcomm_types::{Error, ErrorKind, Rank, ReduceOp, Result};
+use hcomm_types::{Element, Error, ErrorKind, Rank, ReduceOp, Result};
 
 use super::handover::Handover;
 use super::report::{Against, Progress, Row, Table, Times, median};
@@ -153,9 +153,6 @@ pub(super) fn as_length(number: u64) -> Result<usize> {
 }
 
 fn measure(args: &PerfArgs, comm: &Communicator) -> Result<u8> {
-    comm.force_algorithm(args.algo.as_deref())?;
-    comm.force_flows(args.flows)?;
-    comm.use_plan(args.loaded.as_deref())?;
     let leads = comm.rank() == Rank(0);
     let counts = args.counts(comm.size());
     let mut rows: Vec<Row> = Vec::with_capacity(counts.len());
@@ -169,6 +166,10 @@ fn measure(args: &PerfArgs, comm: &Communicator) -> Result<u8> {
     comm.barrier()?;
     let handover = Handover::new(comm)?;
     let mut table = Table::new(args, cores_of_all(comm)?);
+    // What was done so far goes by whatever algorithm.
+    comm.force_algorithm(args.algo.as_deref())?;
+    comm.force_flows(args.flows)?;
+    comm.use_plan(args.loaded.as_deref())?;
     if leads {
         table.head(comm)?;
     }
@@ -261,7 +262,7 @@ fn measure_size(
     let prepare = |case: &mut dyn Case| {
         case.repeat(args.warmup.into())?;
         args.iterations().map_or_else(
-            || iterations_for(SPAN, comm, case),
+            || iterations_for(args, SPAN, comm, case),
             |iterations| Ok(iterations.into()),
         )
     };
@@ -286,13 +287,13 @@ fn measure_size(
         }
     }
     // An operation takes as long as on its slowest rank.
-    comm.all_reduce_in_place(&mut seconds, ReduceOp::Max)?;
-    comm.all_reduce_in_place(&mut others_seconds, ReduceOp::Max)?;
+    agree(args, comm, &mut seconds, ReduceOp::Max)?;
+    agree(args, comm, &mut others_seconds, ReduceOp::Max)?;
     let after = handover()?;
     let idle_percent = match plan.case.idle_percent()? {
         Some(percent) => {
             let mut most = [percent];
-            comm.all_reduce_in_place(&mut most, ReduceOp::Max)?;
+            agree(args, comm, &mut most, ReduceOp::Max)?;
             Some(most[0])
         }
         None => None,
@@ -306,7 +307,7 @@ fn measure_size(
     }
     // Only the rank that prints knows that nobody reads; all have to stop together.
     let mut sums = [wrong, u64::from(table.is_in_vain())];
-    comm.all_reduce_in_place(&mut sums, ReduceOp::Sum)?;
+    agree(args, comm, &mut sums, ReduceOp::Sum)?;
     let [wrong, in_vain] = sums;
     let against = args
         .against()
@@ -344,15 +345,33 @@ fn measure_size(
     Ok((row, in_vain == 0))
 }
 
+/// What the ranks tell each other, by whatever algorithm: the one that is measured may be for another
+/// operation.
+fn agree<T: Element>(
+    args: &PerfArgs,
+    comm: &Communicator,
+    values: &mut [T],
+    op: ReduceOp,
+) -> Result<()> {
+    comm.force_algorithm(None)?;
+    comm.all_reduce_in_place(values, op)?;
+    comm.force_algorithm(args.algo.as_deref())
+}
+
 /// Iterations that take about so many seconds; the same on all ranks.
-fn iterations_for(span: f64, comm: &Communicator, case: &mut dyn Case) -> Result<u64> {
+fn iterations_for(
+    args: &PerfArgs,
+    span: f64,
+    comm: &Communicator,
+    case: &mut dyn Case,
+) -> Result<u64> {
     let mut times = 1;
     loop {
         comm.barrier()?;
         let start = Instant::now();
         case.repeat(times)?;
         let mut spent = [start.elapsed().as_secs_f64()];
-        comm.all_reduce_in_place(&mut spent, ReduceOp::Max)?;
+        agree(args, comm, &mut spent, ReduceOp::Max)?;
         let [spent] = spent;
         if spent >= span / 10.0 || times >= MOST {
             return Ok(((times as f64 * span / spent) as u64).clamp(SAMPLES, MOST));
