@@ -169,6 +169,8 @@ struct Agent {
     rank: usize,
     thread: usize,
     core: usize,
+    /// Of its rank, among those of the core.
+    turn: usize,
     steps: Vec<Step>,
     at: usize,
     /// When it can go on; not known while it waits for what nobody has recorded.
@@ -180,24 +182,22 @@ struct Agent {
 
 /// A core. Ranks that share it run in turn, also those that cannot go on: they look and yield. So it
 /// takes a switch to each between the one that runs and the one that can.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 struct Core {
     time: u64,
-    /// The rank that runs there.
+    /// The turn of the rank that runs there.
     holder: Option<usize>,
     /// Several agents run there.
     shared: bool,
-    /// The ranks there, in their turn.
-    ranks: Vec<usize>,
+    /// How many ranks run there.
+    ranks: usize,
 }
 
 impl Core {
-    /// Switches until a rank runs.
-    fn switches_to(&self, rank: usize) -> u64 {
-        let seat = |rank: usize| self.ranks.iter().position(|one| *one == rank).unwrap_or(0);
-        let Some(holder) = self.holder else { return 0 };
-        let all = self.ranks.len().max(1);
-        ((seat(rank) + all - seat(holder)) % all) as u64
+    /// Switches until the rank with this turn runs.
+    fn switches_to(&self, turn: usize) -> u64 {
+        self.holder
+            .map_or(0, |holder| (turn + self.ranks - holder) % self.ranks) as u64
     }
 }
 
@@ -239,47 +239,31 @@ impl Run {
             wires: FxHashMap::default(),
             lines: Vec::new(),
         };
+        let last = footprints.cores().iter().max();
+        let mut cores = vec![Core::default(); last.map_or(0, |last| *last as usize + 1)];
         let mut agents = Vec::new();
         for (rank, own) in plan.ranks.iter().enumerate() {
+            if own.threads.is_empty() {
+                continue;
+            }
+            let number = footprints.cores()[rank] as usize;
+            let core = &mut cores[number];
+            core.shared |= core.ranks > 0 || own.threads.len() > 1;
+            core.ranks += 1;
             for (thread, tasks) in own.threads.iter().enumerate() {
                 let me = Rank::from_index(rank);
                 let steps = tasks.iter().map(|task| compiler.step(me, thread, task));
                 agents.push(Agent {
                     rank,
                     thread,
-                    core: footprints.cores()[rank] as usize,
+                    core: number,
+                    turn: core.ranks - 1,
                     steps: steps.collect(),
                     at: 0,
                     ready: Some(0),
                     since: 0,
                     spent: Spent::default(),
                 });
-            }
-        }
-        let count = footprints
-            .cores()
-            .iter()
-            .max()
-            .map_or(0, |most| *most as usize + 1);
-        let mut cores = vec![
-            Core {
-                time: 0,
-                holder: None,
-                shared: false,
-                ranks: Vec::new(),
-            };
-            count
-        ];
-        let mut first = vec![None; count];
-        for agent in &agents {
-            let core = &mut cores[agent.core];
-            if core.ranks.last() != Some(&agent.rank) {
-                core.ranks.push(agent.rank);
-            }
-            let holder: &mut Option<(usize, usize)> = &mut first[agent.core];
-            match holder {
-                Some(_) => cores[agent.core].shared = true,
-                None => *holder = Some((agent.rank, agent.thread)),
             }
         }
         let mut channels: Vec<Channel> = Vec::new();
@@ -365,7 +349,7 @@ impl Run {
         can.filter_map(|(index, agent)| {
             let core = &self.cores[agent.core];
             let start = agent.ready?.max(core.time);
-            Some((start, core.switches_to(agent.rank), index))
+            Some((start, core.switches_to(agent.turn), index))
         })
         .min()
         .map(|(_, _, index)| index)
@@ -374,15 +358,15 @@ impl Run {
     /// Until it has to wait, or has ended.
     fn go_on(&mut self, index: usize) {
         let agent = &self.agents[index];
-        let (rank, core) = (agent.rank, agent.core);
+        let (turn, core) = (agent.turn, agent.core);
         let ready = agent.ready.unwrap_or(0);
         let mut time = self.cores[core].time.max(ready);
         let mut spent = agent.spent;
         spent.waiting_ps += time - ready;
-        let switching = self.switch * self.cores[core].switches_to(rank);
+        let switching = self.switch * self.cores[core].switches_to(turn);
         time += switching;
         spent.switching_ps += switching;
-        self.cores[core].holder = Some(rank);
+        self.cores[core].holder = Some(turn);
         let mut at = agent.at;
         let mut ready = None;
         loop {
