@@ -13,7 +13,7 @@ use hcomm_coll::algorithms::{Params, algorithms};
 use hcomm_coll::plan::{Operation, Plan, Shape, Task};
 use hcomm_coll::verify::{verify, verify_sequence};
 use hcomm_types::{DataType, Reduction};
-use machine::{Machine, Random};
+use machine::run;
 use shapes::operations;
 
 fn plans(ranks: u32, flows: u32, counts: &[u64]) -> Vec<Plan> {
@@ -122,18 +122,7 @@ fn flows_carried_out_on_numbers_give_what_a_loop_gives() {
     for ranks in [2, 3, 4] {
         for plan in plans(ranks, 3, &[77, 1021]) {
             seed += 1;
-            let machine = Machine::new(&plan, seed);
-            let mut random = Random::new(!seed);
-            let mut state = machine.start();
-            loop {
-                let choices = machine.choices(&state);
-                if choices.is_empty() {
-                    break;
-                }
-                let choice = choices[random.below(choices.len())];
-                machine.step(&mut state, choice).unwrap();
-            }
-            machine.check_end(&state).unwrap();
+            run(&plan, seed);
         }
     }
 }

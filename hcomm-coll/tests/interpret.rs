@@ -10,38 +10,10 @@ mod machine;
 mod shapes;
 
 use hcomm_coll::algorithms::{Params, algorithms};
-use hcomm_coll::plan::{Operation, Plan, Shape};
+use hcomm_coll::plan::Shape;
 use hcomm_types::{DataType, Reduction};
-use machine::{Machine, Random};
+use machine::run;
 use shapes::{operations, uneven};
-
-/// Runs a plan to its end in an order drawn from a seed.
-fn run(plan: &Plan, seed: u64) {
-    let machine = Machine::new(plan, seed);
-    let mut random = Random::new(!seed);
-    let mut state = machine.start();
-    loop {
-        let choices = machine.choices(&state);
-        if choices.is_empty() {
-            break;
-        }
-        let choice = choices[random.below(choices.len())];
-        if let Err(wrong) = machine.step(&mut state, choice) {
-            panic!(
-                "{} for {}, seed {seed}: {wrong:?}",
-                plan.algorithm, plan.shape
-            );
-        }
-    }
-    machine
-        .check_end(&state)
-        .unwrap_or_else(|wrong| panic!("{} for {}: {wrong:?}", plan.algorithm, plan.shape));
-    if matches!(plan.shape.operation, Operation::AllReduce) {
-        for rank in 1..plan.shape.ranks {
-            assert_eq!(machine.output(&state, rank), machine.output(&state, 0));
-        }
-    }
-}
 
 fn run_all(ranks: u32, counts: &[u64], dtypes: &[DataType], redops: &[Reduction]) {
     run_grouped(ranks, None, counts, dtypes, redops);

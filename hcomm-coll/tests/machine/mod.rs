@@ -602,6 +602,35 @@ fn elements_in(shape: &Shape, rank: u32) -> usize {
     }
 }
 
+/// Runs a plan to its end in an order drawn from a seed.
+#[allow(dead_code, reason = "the search over all orders draws none")]
+pub(crate) fn run(plan: &Plan, seed: u64) {
+    let machine = Machine::new(plan, seed);
+    let mut random = Random::new(!seed);
+    let mut state = machine.start();
+    loop {
+        let choices = machine.choices(&state);
+        if choices.is_empty() {
+            break;
+        }
+        let choice = choices[random.below(choices.len())];
+        if let Err(wrong) = machine.step(&mut state, choice) {
+            panic!(
+                "{} for {}, seed {seed}: {wrong:?}",
+                plan.algorithm, plan.shape
+            );
+        }
+    }
+    machine
+        .check_end(&state)
+        .unwrap_or_else(|wrong| panic!("{} for {}: {wrong:?}", plan.algorithm, plan.shape));
+    if matches!(plan.shape.operation, Operation::AllReduce) {
+        for rank in 1..plan.shape.ranks {
+            assert_eq!(machine.output(&state, rank), machine.output(&state, 0));
+        }
+    }
+}
+
 fn bytes_out(shape: &Shape, rank: u32) -> usize {
     let parts = parts(shape);
     let elements = match shape.operation {
