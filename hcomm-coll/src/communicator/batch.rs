@@ -5,6 +5,7 @@ use std::sync::Arc;
 use hcomm_data::{Buffers, Exchange, MessageLink, Slice, Thread};
 use hcomm_types::{DataType, Element, Error, ErrorKind, Rank, Result};
 
+use super::queued::whole_elements;
 use super::{Communicator, Request, fork, join, turn_of};
 use crate::plan::Shape;
 use crate::planner::Bound;
@@ -206,12 +207,11 @@ impl Communicator {
         });
         let order = self.order(headers.collect())?;
         let ways = order.ways(self)?;
-        let others = match order.receives.is_empty() {
-            true => Vec::new(),
-            false => {
-                turn_of(thread)?;
-                self.workers(thread.engine(), 1)?
-            }
+        let others = if order.receives.is_empty() {
+            Vec::new()
+        } else {
+            turn_of(thread)?;
+            self.workers(thread.engine(), 1)?
         };
         self.note_use(thread);
         self.follow(thread)?;
@@ -220,34 +220,30 @@ impl Communicator {
             thread.copy(&items[to].slice, &items[from].slice)?;
         }
         let nothing = self.buffer().sub(0..0)?;
-        let lists = [
-            (&order.sends, Some(thread)),
-            (&order.receives, others.first()),
-        ];
-        for (list, thread) in lists {
-            for (&index, thread) in list.iter().zip(thread.into_iter().cycle()) {
-                let (item, way) = (&items[index], ways[index].as_ref());
-                match way {
+        let put = |thread: &Thread, list: &[usize]| {
+            list.iter().try_for_each(|&index| {
+                let item = &items[index];
+                match &ways[index] {
                     Some((shape, Way::Link(link))) if item.sends => {
-                        thread.send(link, &item.slice, shape.dtype)?;
+                        thread.send(link, &item.slice, shape.dtype)
                     }
-                    Some((shape, Way::Link(link))) => {
-                        thread.recv(link, &item.slice, shape.dtype)?
-                    }
-                    Some((shape, Way::Plan(bound))) => {
-                        let Some(program) = bound.program() else {
-                            continue;
-                        };
-                        let (input, output) = match item.sends {
-                            true => (&item.slice, &nothing),
-                            false => (&nothing, &item.slice),
+                    Some((shape, Way::Link(link))) => thread.recv(link, &item.slice, shape.dtype),
+                    Some((shape, Way::Plan(bound))) => bound.program().map_or(Ok(()), |program| {
+                        let (input, output) = if item.sends {
+                            (item.slice.clone(), nothing.clone())
+                        } else {
+                            (nothing.clone(), item.slice.clone())
                         };
                         let turn = self.turn(shape, false);
-                        thread.run(program, 0, input.clone(), output.clone(), turn, 0)?;
-                    }
-                    None => {}
+                        thread.run(program, 0, input, output, turn, 0)
+                    }),
+                    None => Ok(()),
                 }
-            }
+            })
+        };
+        put(thread, &order.sends)?;
+        if let Some(other) = others.first() {
+            put(other, &order.receives)?;
         }
         join(thread, &others)
     }
@@ -323,20 +319,12 @@ impl Order {
             if header.peer == me {
                 return Ok(None);
             }
-            let (from, to) = match header.sends {
-                true => (me, header.peer),
-                false => (header.peer, me),
+            let (from, to) = if header.sends {
+                (me, header.peer)
+            } else {
+                (header.peer, me)
             };
-            if !header.bytes.is_multiple_of(header.dtype.size()) {
-                return Err(Error::new(
-                    ErrorKind::InvalidArgument,
-                    format!(
-                        "{} bytes are no whole number of {} elements",
-                        header.bytes, header.dtype
-                    ),
-                ));
-            }
-            let count = header.bytes / header.dtype.size();
+            let count = whole_elements(header.bytes, header.dtype)?;
             let shape = comm.message("batch_send_recv", from, to, count, header.dtype)?;
             let way = match comm.messages_for(&shape)? {
                 Some((link, _)) => Way::Link(link),

@@ -135,8 +135,8 @@ impl Communicator {
     }
 
     /// Takes the algorithm of this name for every operation that it can plan from now on; `None`
-    /// goes back to the choice of the cost model. All ranks must ask for the same at the same place in their calls.
-    /// Before one for messages comes or goes (`handshake`, `pair`), all messages must have been
+    /// goes back to the choice of the cost model. All ranks must ask for the same at the same place in
+    /// their calls. Before one for messages comes or goes (`handshake`, `pair`), all messages must have been
     /// received; a [`barrier`](Self::barrier) makes sure.
     ///
     /// # Errors
@@ -147,9 +147,10 @@ impl Communicator {
         Ok(())
     }
 
-    /// Lets collectives of more than a few cache lines flow over so many threads, from 1 to 4, each with
-    /// a part of every buffer; `None` goes back to one. It is for those of even counts, by whatever algorithm but in packets. All ranks must ask for the same at the same
-    /// place in their calls.
+    /// Lets collectives of more than a few cache lines flow over so many threads, from 1 to 4, each
+    /// with a part of every buffer; `None` goes back to one. It is for those of even counts, by
+    /// whatever algorithm but in packets. All ranks must ask for the same at the same place in their
+    /// calls.
     ///
     /// # Errors
     /// `InvalidArgument` for another number.

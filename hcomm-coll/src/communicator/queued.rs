@@ -207,18 +207,8 @@ impl Communicator {
     }
 
     fn elements(&self, call: &'static str, slice: &Slice, dtype: DataType) -> Result<usize> {
-        if slice.bytes().is_multiple_of(dtype.size()) {
-            return Ok(slice.bytes() / dtype.size());
-        }
-        Err(Error::new(
-            ErrorKind::InvalidArgument,
-            format!(
-                "{} bytes are no whole number of {dtype} elements",
-                slice.bytes()
-            ),
-        )
-        .in_call(call)
-        .at_rank(self.rank()))
+        whole_elements(slice.bytes(), dtype)
+            .map_err(|error| error.in_call(call).at_rank(self.rank()))
     }
 
     fn own_part(&self, whole: &Slice, part: &Slice) -> bool {
@@ -227,6 +217,17 @@ impl Communicator {
             .checked_add(self.rank().index() * part.bytes())
             .is_some_and(|offset| whole.region().is_same(part.region()) && offset == part.offset())
     }
+}
+
+/// How many elements so many bytes are.
+pub(super) fn whole_elements(bytes: usize, dtype: DataType) -> Result<usize> {
+    if bytes.is_multiple_of(dtype.size()) {
+        return Ok(bytes / dtype.size());
+    }
+    Err(Error::new(
+        ErrorKind::InvalidArgument,
+        format!("{bytes} bytes are no whole number of {dtype} elements"),
+    ))
 }
 
 fn same_memory(a: &Slice, b: &Slice) -> bool {
