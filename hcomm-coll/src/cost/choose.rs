@@ -261,7 +261,7 @@ impl Chooser {
         params: &Params,
     ) -> Result<Prediction, String> {
         let whole = shape.count.largest();
-        let total = total_bytes(shape);
+        let total = shape.total_bytes();
         let slice = params.slice_bytes.min(params.scratch_bytes).max(64);
         let slices = total / slice;
         if slices <= 64 {
@@ -372,10 +372,6 @@ impl Chooser {
         }
     }
 
-    fn shares_cores(&self, shape: &Shape) -> bool {
-        self.site.cores_of(shape.ranks).1 > 1
-    }
-
     /// With each length of slices that makes a difference.
     fn by_slices(
         &self,
@@ -387,17 +383,14 @@ impl Chooser {
         let mut found = Vec::new();
         let mut refusal = None;
         let mut seen = Vec::new();
-        let slices = match slices {
-            [first, ..] if *first == SLICES[0] && self.shares_cores(shape) => &slices[..1],
-            _ if self.shares_cores(shape) => &[],
-            all => all,
-        };
+        let shares_cores = self.site.cores_of(shape.ranks).1 > 1;
         for &slice_bytes in slices {
-            let params = self.params(terms, slice_bytes);
             // What is smaller than a slice is one in any case: the first stands for all.
-            if slice_bytes != SLICES[0] && total_bytes(shape) <= slice_bytes.min(SLICES[0]) {
+            let is_one = shape.total_bytes() <= slice_bytes.min(SLICES[0]);
+            if slice_bytes != SLICES[0] && (is_one || shares_cores) {
                 continue;
             }
+            let params = self.params(terms, slice_bytes);
             let prediction = match self.predict(algorithm, shape, &params) {
                 Ok(prediction) => prediction,
                 Err(why) => {
@@ -559,19 +552,6 @@ fn largest_of_step(bytes: u64) -> u64 {
     let base = bytes.next_power_of_two() / 2;
     let step = base / STEPS;
     base + (bytes - base).div_ceil(step) * step
-}
-
-/// Bytes of the larger buffer.
-fn total_bytes(shape: &Shape) -> u64 {
-    let parts = match shape.operation {
-        Operation::AllGather
-        | Operation::ReduceScatter
-        | Operation::Scatter { .. }
-        | Operation::Gather { .. }
-        | Operation::AllToAll => u64::from(shape.ranks),
-        _ => 1,
-    };
-    shape.count_bytes().saturating_mul(parts)
 }
 
 #[cfg(test)]

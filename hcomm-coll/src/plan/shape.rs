@@ -78,6 +78,36 @@ impl Operation {
         )
     }
 
+    /// Parts that the larger buffer has, each of a shape's count: one for each rank where ranks
+    /// contribute or receive, else one.
+    #[must_use]
+    pub const fn parts(self, ranks: u32) -> u64 {
+        if self.has_parts() { ranks as u64 } else { 1 }
+    }
+
+    const fn has_parts(self) -> bool {
+        matches!(
+            self,
+            Self::AllGather
+                | Self::ReduceScatter
+                | Self::Scatter { .. }
+                | Self::Gather { .. }
+                | Self::AllToAll
+        )
+    }
+
+    /// Bus bandwidth over algorithm bandwidth, as nccl-tests count them: the bytes of the larger buffer
+    /// that have to cross a link of each rank at least.
+    #[must_use]
+    pub fn bus_factor(self, ranks: u32) -> f64 {
+        let share = (f64::from(ranks) - 1.0) / f64::from(ranks);
+        match self {
+            Self::AllReduce => 2.0 * share,
+            _ if self.has_parts() => share,
+            _ => 1.0,
+        }
+    }
+
     /// The rank that differs from the others, if one does.
     #[must_use]
     pub const fn root(self) -> Option<Rank> {
@@ -267,6 +297,13 @@ impl Shape {
 
     const fn bytes_of(&self, count: u64) -> u64 {
         count.saturating_mul(self.element_bytes())
+    }
+
+    /// Bytes of the larger buffer, of operations whose parts are alike.
+    #[must_use]
+    pub fn total_bytes(&self) -> u64 {
+        let parts = self.operation.parts(self.ranks);
+        self.count_bytes().saturating_mul(parts)
     }
 
     /// Whether everybody knows that no data moves.

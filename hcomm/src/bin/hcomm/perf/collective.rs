@@ -45,17 +45,6 @@ pub(super) fn plan<'a>(args: &PerfArgs, comm: &'a Communicator, count: u64) -> R
         .validate()
         .map_err(|error| Error::new(ErrorKind::InvalidArgument, error.to_string()))?;
     let bytes = count * args.dtype.size() as u64 * args.op.parts(comm.size());
-    let ranks = f64::from(comm.size());
-    let share = (ranks - 1.0) / ranks;
-    let bus_factor = match operation {
-        Operation::AllReduce => 2.0 * share,
-        Operation::AllGather
-        | Operation::ReduceScatter
-        | Operation::Scatter { .. }
-        | Operation::Gather { .. }
-        | Operation::AllToAll => share,
-        _ => 1.0,
-    };
     let algorithm = comm.algorithm(&shape)?;
     let predicted_us = if args.predict {
         comm.predicted_ns(&shape)?.map(|time| time / 1000.0)
@@ -67,7 +56,7 @@ pub(super) fn plan<'a>(args: &PerfArgs, comm: &'a Communicator, count: u64) -> R
         bytes,
         count,
         moved: bytes,
-        bus_factor,
+        bus_factor: operation.bus_factor(comm.size()),
         messages: None,
         algorithm,
         predicted_us,

@@ -2,7 +2,7 @@
 
 use clap::Args;
 use hcomm_coll::cost::{Candidate, Change, Chooser, Comparison, Means, Terms, Turn};
-use hcomm_coll::plan::{Operation, Shape};
+use hcomm_coll::plan::Shape;
 use hcomm_types::Result;
 use serde_json::{Value, json};
 
@@ -201,7 +201,7 @@ fn in_lines(rows: &[Found], chooser: &Chooser) -> String {
     );
     for row in rows {
         let Some(taken) = row.taken() else {
-            text += &format!("{:>12}  none\n", total(&row.shape));
+            text += &format!("{:>12}  none\n", row.shape.total_bytes());
             continue;
         };
         let mut others = row.comparison.candidates.iter();
@@ -212,7 +212,7 @@ fn in_lines(rows: &[Found], chooser: &Chooser) -> String {
             });
         text += &format!(
             "{:>12}  {:<18} {:>8} {:>12.3} {:>10.3}  {next}\n",
-            total(&row.shape),
+            row.shape.total_bytes(),
             taken.means.name,
             bytes(taken.means.slice_bytes),
             micros(taken),
@@ -226,35 +226,12 @@ fn micros(candidate: &Candidate) -> f64 {
     candidate.prediction.total_ps as f64 / 1e6
 }
 
-/// Bytes of the larger buffer, as in `hcomm perf`.
-fn total(shape: &Shape) -> u64 {
-    let parts = match shape.operation {
-        Operation::AllGather
-        | Operation::ReduceScatter
-        | Operation::Scatter { .. }
-        | Operation::Gather { .. }
-        | Operation::AllToAll => u64::from(shape.ranks),
-        _ => 1,
-    };
-    shape.count_bytes().saturating_mul(parts)
-}
-
 /// The bus bandwidth, as in `hcomm perf`.
 fn bandwidth(shape: &Shape, candidate: &Candidate) -> f64 {
-    let ranks = f64::from(shape.ranks);
-    let share = (ranks - 1.0) / ranks;
-    let factor = match shape.operation {
-        Operation::AllReduce => 2.0 * share,
-        Operation::AllGather
-        | Operation::ReduceScatter
-        | Operation::Scatter { .. }
-        | Operation::Gather { .. }
-        | Operation::AllToAll => share,
-        _ => 1.0,
-    };
     let micros = micros(candidate);
     if micros > 0.0 {
-        total(shape) as f64 * factor / micros / 1e3
+        let factor = shape.operation.bus_factor(shape.ranks);
+        shape.total_bytes() as f64 * factor / micros / 1e3
     } else {
         0.0
     }
@@ -275,7 +252,7 @@ fn words(shape: &Shape, change: Change) -> String {
             count: count.into(),
             ..shape.clone()
         };
-        total(&other)
+        other.total_bytes()
     };
     match change {
         Change::Fewer(count) => format!("{} bytes or a little more", size(count)),

@@ -87,13 +87,14 @@ impl ShapeArgs {
     /// # Errors
     /// `InvalidArgument` if it makes no sense.
     fn shape(&self, op: PlanOp) -> Result<Shape> {
-        let unit = self.dtype.size() as u64 * op.parts(self.ranks);
+        let operation = op.operation(Rank(self.root));
+        let unit = self.dtype.size() as u64 * operation.parts(self.ranks);
         let count = match (op, self.bytes) {
             (PlanOp::Barrier, _) | (_, 0) => 0,
             (_, bytes) => (bytes / unit).max(1),
         };
         let shape = Shape {
-            operation: op.operation(Rank(self.root)),
+            operation,
             ranks: self.ranks,
             count: count.into(),
             dtype: self.dtype,
@@ -213,18 +214,6 @@ impl PlanOp {
                 from: Rank(0),
                 to: Rank(1),
             },
-        }
-    }
-
-    /// Ranks that share the bytes of a size.
-    const fn parts(self, ranks: u32) -> u64 {
-        match self {
-            Self::AllGather
-            | Self::ReduceScatter
-            | Self::Scatter
-            | Self::Gather
-            | Self::AllToAll => ranks as u64,
-            _ => 1,
         }
     }
 }

@@ -54,10 +54,7 @@ pub(super) fn check(comm: &Communicator, machine: &Machine) -> Result<()> {
             Operation::Broadcast { root },
             Operation::AllToAll,
         ] {
-            let parts = match operation {
-                Operation::AllReduce | Operation::Broadcast { .. } => 1,
-                _ => u64::from(comm.size()),
-            };
+            let parts = operation.parts(comm.size());
             let shape = Shape {
                 operation,
                 ranks: comm.size(),
