@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use hcomm_transport::{Import, Lane, NotifyWord};
 use hcomm_types::{Error, ErrorKind, Result};
@@ -27,8 +27,10 @@ struct Inner {
     transport: hcomm_transport::Channel,
     label: u32,
     notifies: Box<[Notify]>,
-    reads: Outgoing,
-    writes: Outgoing,
+    /// Flights with something on its way, of all threads.
+    flying: AtomicU32,
+    /// Of records that nobody waits for.
+    wakes: Lane,
     hand_over: HandOver,
     records: AtomicU64,
 }
@@ -45,12 +47,6 @@ struct Notify {
 #[cfg(test)]
 pub(crate) const NOTIFY_BYTES: usize = size_of::<Notify>();
 
-/// Descriptors on their way: how many were posted, and the lane that counts how many completed.
-pub(crate) struct Outgoing {
-    lane: Lane,
-    posted: AtomicU64,
-}
-
 impl Channel {
     /// A channel for a connected end; `label` stands for the peer in errors.
     ///
@@ -66,17 +62,13 @@ impl Channel {
                 })
             })
             .collect::<Result<_>>()?;
-        let outgoing = || Outgoing {
-            lane: transport.device().lane(),
-            posted: AtomicU64::new(0),
-        };
         static NUMBERS: AtomicU64 = AtomicU64::new(1);
         Ok(Self(Arc::new(Inner {
             number: NUMBERS.fetch_add(1, Ordering::Relaxed),
             label,
             notifies,
-            reads: outgoing(),
-            writes: outgoing(),
+            flying: AtomicU32::new(0),
+            wakes: transport.device().lane(),
             hand_over: HandOver::default(),
             records: AtomicU64::new(0),
             transport,
@@ -175,10 +167,20 @@ impl Channel {
         self.0.hand_over.hint(dst)
     }
 
-    /// Whether nothing that was posted is unfinished.
+    /// Whether nothing that was posted is unfinished, as far as those know who have posted it.
     #[inline]
     pub(crate) fn is_quiet(&self) -> bool {
-        self.0.writes.is_complete() && self.0.reads.is_complete()
+        self.0.flying.load(Ordering::Acquire) == 0
+    }
+
+    /// Counts a flight on its way.
+    pub(crate) fn depart(&self) {
+        self.0.flying.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Counts one that is over.
+    pub(crate) fn arrive(&self) {
+        self.0.flying.fetch_sub(1, Ordering::AcqRel);
     }
 
     /// Notes that a record was accepted by the transport.
@@ -194,7 +196,7 @@ impl Channel {
     #[inline]
     pub(crate) fn wake_peer(&self, notify: u32) {
         if !self.0.transport.ring_peer() {
-            memory::record(self, notify);
+            memory::record(&self.0.transport, &self.0.wakes, notify);
         }
     }
 
@@ -220,20 +222,6 @@ impl Channel {
     pub(crate) fn imported(&self, import: &Import) -> bool {
         // The device handle lies inside the end, so its address tells ends apart.
         std::ptr::eq(import.channel().device(), self.0.transport.device())
-    }
-
-    pub(crate) fn outgoing(&self, reads: bool) -> &Outgoing {
-        if reads { &self.0.reads } else { &self.0.writes }
-    }
-
-    /// Whether what has completed did so without failure.
-    pub(crate) fn sent(&self) -> Result<(), Failure> {
-        self.0
-            .reads
-            .lane
-            .result()
-            .and_then(|()| self.0.writes.lane.result())
-            .map_err(|e| self.failure(e))
     }
 
     #[inline]
@@ -293,30 +281,6 @@ impl Notify {
         }
         self.seen.store(count, Ordering::Relaxed);
         true
-    }
-}
-
-impl Outgoing {
-    pub(crate) const fn lane(&self) -> &Lane {
-        &self.lane
-    }
-
-    /// Counts `descriptors` as posted.
-    pub(crate) fn expect(&self, descriptors: usize) {
-        self.posted.fetch_add(descriptors as u64, Ordering::AcqRel);
-    }
-
-    /// Takes back what was not accepted or was done at once.
-    pub(crate) fn forget(&self, descriptors: usize) {
-        self.posted.fetch_sub(descriptors as u64, Ordering::AcqRel);
-    }
-
-    /// Whether everything posted has completed. Completions come in any order, so only all of
-    /// them say something about one.
-    #[inline]
-    pub(crate) fn is_complete(&self) -> bool {
-        let posted = self.posted.load(Ordering::Acquire);
-        posted == 0 || self.lane.completed() >= posted
     }
 }
 

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::Instant;
 
-use hcomm_transport::{Capabilities, Descriptor, Device, Import, Region};
+use hcomm_transport::{Capabilities, Descriptor, Device, Import, Lane, Region};
 use hcomm_types::{DataType, Error, ErrorKind, ReduceOp, Result};
 use smallvec::SmallVec;
 
@@ -720,35 +720,49 @@ impl<'a> Transfer<'a> {
 
 /// A record of a notify that is not waited for, beside everything else. If it fails the peer is
 /// gone, or the next check of the link tells why.
-pub(crate) fn record(channel: &Channel, notify: u32) {
+pub(crate) fn record(channel: &hcomm_transport::Channel, lane: &Lane, notify: u32) {
     let descriptor = Descriptor::Notify {
         notify,
         fingerprint: [0; 2],
     };
-    let outgoing = channel.outgoing(false);
-    outgoing.expect(1);
     // SAFETY: it names no memory of this side.
-    let posted = unsafe { channel.transport().post(outgoing.lane(), &[descriptor]) };
-    outgoing.forget(1 - posted.map_or(0, |posted| posted.pending));
+    let _ = unsafe { channel.post(lane, &[descriptor]) };
 }
 
 /// Descriptors that go to a transport at once.
 pub(crate) const CHUNK: usize = 16;
 
-/// The hull of no places.
-const NOWHERE: (usize, usize) = (usize::MAX, 0);
+/// Flights that a queue has at once before further descriptors join one of them.
+const MOST_FLIGHTS: usize = 16;
 
 /// What one thread has posted and not seen completed, and what keeps the memory of it there.
+///
+/// Completions of a transport come in any order, so only all of a lane say something about one. Each
+/// post therefore goes on a lane of its own, as long as there are some: what it moves is known to be
+/// over while others are still on their way, on this channel or another, of this thread or another.
 #[derive(Default)]
 pub(crate) struct InFlight {
-    channels: SmallVec<[Flight; 4]>,
+    flights: SmallVec<[Flight; 4]>,
+    /// How many of them are on their way.
+    flying: usize,
+    /// Whether some were let go since a task last had to wait for them.
+    news: bool,
 }
 
+/// Descriptors of one channel that were posted together, or a lane that waits for some.
 struct Flight {
+    lane: Lane,
+    /// Descriptors posted on the lane since it was made.
+    posted: u64,
+    cargo: Option<Cargo>,
+}
+
+/// What is on its way.
+struct Cargo {
     channel: Channel,
     reads: bool,
-    /// Hull of the places that pending reads write to.
-    landing: (usize, usize),
+    /// Hull of the places here that are written to by reads, or sent by the others.
+    hull: (usize, usize),
     held: SmallVec<[Keep; 4]>,
 }
 
@@ -781,7 +795,7 @@ impl InFlight {
     ) -> Result<usize, Failure> {
         let device = channel.transport().device();
         let mut accepted = 0;
-        // Reads and the rest are counted apart, because a record waits for reads only.
+        // Reads and the rest are apart, because a record waits for reads only.
         for run in batch.chunk_by(|a, b| a.is_read() == b.is_read()) {
             let mut descriptors: SmallVec<[Descriptor<'_>; CHUNK]> = SmallVec::new();
             for transfer in run {
@@ -794,26 +808,18 @@ impl InFlight {
                         .map_err(|e| channel.failure(e))?,
                 );
             }
-            let is_read = run[0].is_read();
-            let outgoing = channel.outgoing(is_read);
-            // Counted first: another thread on this channel must not take the completion of ours
-            // for that of its own.
-            outgoing.expect(run.len());
+            let index = self.flight_for(channel, run[0].is_read());
+            let flight = &mut self.flights[index];
             // SAFETY: the local memory exists: it is held below for as long as anything may be
             // pending. Tasks of this thread that would touch it wait, other threads stay away by
             // the rules of the queue's user; see the head of this file.
-            let posted = unsafe { channel.transport().post(outgoing.lane(), &descriptors) };
-            let posted = match posted {
-                Ok(posted) => posted,
-                Err(error) => {
-                    outgoing.forget(run.len());
-                    return Err(channel.failure(error));
-                }
-            };
-            outgoing.forget(run.len() - posted.pending);
+            let posted = unsafe { channel.transport().post(&flight.lane, &descriptors) };
+            let posted = posted.map_err(|error| channel.failure(error))?;
             accepted += posted.accepted;
             if posted.pending > 0 {
-                self.hold(channel, &run[..posted.accepted]);
+                flight.posted += posted.pending as u64;
+                self.flying += usize::from(flight.cargo.is_none());
+                flight.hold(channel, &run[..posted.accepted]);
             }
             if posted.accepted < run.len() {
                 break;
@@ -822,36 +828,27 @@ impl InFlight {
         Ok(accepted)
     }
 
-    fn hold(&mut self, channel: &Channel, transfers: &[Transfer<'_>]) {
-        let known = self.channels.iter().position(|f| f.channel.is(channel));
-        let index = known.unwrap_or_else(|| {
-            self.channels.push(Flight {
-                channel: channel.clone(),
-                reads: false,
-                landing: NOWHERE,
-                held: SmallVec::new(),
-            });
-            self.channels.len() - 1
-        });
-        let flight = &mut self.channels[index];
-        for transfer in transfers {
-            let Some((local, remote)) = transfer.ends() else {
-                continue;
-            };
-            if transfer.is_read() {
-                let (start, end) = local.range();
-                flight.reads = true;
-                flight.landing = (flight.landing.0.min(start), flight.landing.1.max(end));
-            }
-            for keep in [local.keep(), Some(Keep::Import(remote.import.clone()))]
-                .into_iter()
-                .flatten()
-            {
-                if !flight.held.iter().any(|held| held.is_same(&keep)) {
-                    flight.held.push(keep);
-                }
+    /// A flight for descriptors of a channel: one that is over, a new one, or where there are many
+    /// the latest of the same kind.
+    fn flight_for(&mut self, channel: &Channel, reads: bool) -> usize {
+        let device = channel.transport().device();
+        let idle = |flight: &Flight| flight.cargo.is_none() && flight.lane.device().is_same(device);
+        if let Some(index) = self.flights.iter().position(idle) {
+            return index;
+        }
+        if self.flying >= MOST_FLIGHTS {
+            let joins = |cargo: &Cargo| cargo.reads == reads && cargo.channel.is(channel);
+            let known = |flight: &Flight| flight.cargo.as_ref().is_some_and(joins);
+            if let Some(index) = self.flights.iter().rposition(known) {
+                return index;
             }
         }
+        self.flights.push(Flight {
+            lane: device.lane(),
+            posted: 0,
+            cargo: None,
+        });
+        self.flights.len() - 1
     }
 
     /// Lets go of what has completed.
@@ -860,22 +857,21 @@ impl InFlight {
     /// The first failure among the completions.
     pub(crate) fn retire(&mut self) -> Result<(), Failure> {
         let mut first = Ok(());
-        self.channels.retain(|flight| {
-            if !flight.is_complete() {
-                if flight.reads && flight.channel.outgoing(true).is_complete() {
-                    flight.reads = false;
-                    flight.landing = NOWHERE;
-                    if first.is_ok() {
-                        first = flight.channel.sent();
-                    }
+        if self.flying == 0 {
+            return first;
+        }
+        for flight in &mut self.flights {
+            if flight.cargo.is_none() || !flight.is_complete() {
+                continue;
+            }
+            if let Some(cargo) = flight.cargo.take() {
+                self.flying -= 1;
+                self.news = true;
+                if first.is_ok() {
+                    first = flight.lane.result().map_err(|e| cargo.channel.failure(e));
                 }
-                return true;
             }
-            if first.is_ok() {
-                first = flight.channel.sent();
-            }
-            false
-        });
+        }
         first
     }
 
@@ -884,11 +880,8 @@ impl InFlight {
     /// # Errors
     /// Those of [`InFlight::retire`].
     pub(crate) fn is_empty(&mut self) -> Result<bool, Failure> {
-        if self.channels.is_empty() {
-            return Ok(true);
-        }
         self.retire()?;
-        Ok(self.channels.is_empty())
+        Ok(self.flying == 0)
     }
 
     /// Whether no read is pending.
@@ -896,43 +889,72 @@ impl InFlight {
     /// # Errors
     /// Those of [`InFlight::retire`].
     pub(crate) fn has_no_reads(&mut self) -> Result<bool, Failure> {
-        if self.channels.iter().all(|flight| !flight.reads) {
-            return Ok(true);
-        }
-        self.retire()?;
-        Ok(self.channels.iter().all(|flight| !flight.reads))
+        self.has_none(|cargo| cargo.reads)
     }
 
     /// Whether a read into `place` may be posted beside what is pending: nothing else lands
-    /// there, and no write is pending that may have to be read from there.
+    /// there, and no write is pending whose source it is, or which what is read may lie behind.
     ///
     /// # Errors
     /// Those of [`InFlight::retire`].
     pub(crate) fn admits_read(&mut self, place: Place<'_>) -> Result<bool, Failure> {
-        let (start, end) = place.range();
-        let admits = |flights: &[Flight]| {
-            flights.iter().all(|flight| {
-                let (from, to) = flight.landing;
-                (end <= from || to <= start) && flight.channel.outgoing(false).is_complete()
-            })
+        self.has_none(|cargo| !cargo.reads || cargo.touches(place))
+    }
+
+    /// Whether memory here may be used beside what is pending: `dst` be written, which is neither
+    /// sent nor landed in, and `sources` be read, in which nothing lands.
+    ///
+    /// # Errors
+    /// Those of [`InFlight::retire`].
+    pub(crate) fn admits(
+        &mut self,
+        dst: Place<'_>,
+        sources: &[Place<'_>],
+    ) -> Result<bool, Failure> {
+        self.has_none(|cargo| {
+            cargo.touches(dst)
+                || (cargo.reads && sources.iter().any(|source| cargo.touches(*source)))
+        })
+    }
+
+    /// Whether nothing of a kind is pending.
+    fn has_none(&mut self, is_of_kind: impl Fn(&Cargo) -> bool) -> Result<bool, Failure> {
+        let has_none = |this: &Self| {
+            this.flying == 0
+                || !this
+                    .flights
+                    .iter()
+                    .any(|flight| flight.carries(&is_of_kind))
         };
-        if admits(&self.channels) {
+        if has_none(self) {
             return Ok(true);
         }
         self.retire()?;
-        Ok(admits(&self.channels))
+        Ok(has_none(self))
+    }
+
+    /// A task has to wait for some of what is pending.
+    pub(crate) const fn is_awaited(&mut self) {
+        self.news = false;
+    }
+
+    /// Whether that task may go on: something was let go since.
+    pub(crate) const fn has_let_go(&self) -> bool {
+        self.news || self.flying == 0
     }
 
     /// Whether something that is counted as pending has completed: worth a [`InFlight::retire`].
     pub(crate) fn has_news(&self) -> bool {
-        self.channels.iter().any(|flight| {
-            flight.is_complete() || (flight.reads && flight.channel.outgoing(true).is_complete())
-        })
+        self.flying > 0
+            && self
+                .flights
+                .iter()
+                .any(|flight| flight.cargo.is_some() && flight.is_complete())
     }
 
     /// Whether anything is counted as pending.
-    pub(crate) fn is_idle(&self) -> bool {
-        self.channels.is_empty()
+    pub(crate) const fn is_idle(&self) -> bool {
+        self.flying == 0
     }
 
     /// Asks the state of every channel on which something is pending. After an error a transport
@@ -945,43 +967,96 @@ impl InFlight {
     /// The first channel that does not work.
     pub(crate) fn check(&mut self, has_left: impl Fn(u32) -> bool) -> Result<(), Failure> {
         let mut first = Ok(());
-        self.channels
-            .retain(|flight| match flight.channel.transport().check() {
-                Ok(()) => true,
-                Err(error) => {
-                    let is_over = error.kind() == ErrorKind::PeerLost
-                        && !flight.reads
-                        && has_left(flight.channel.label());
-                    if first.is_ok() && !is_over {
-                        first = Err(flight.channel.failure(error));
-                    }
-                    false
-                }
-            });
+        self.flights.retain(|flight| {
+            let Some(cargo) = &flight.cargo else {
+                return true;
+            };
+            let Err(error) = cargo.channel.transport().check() else {
+                return true;
+            };
+            let is_over = error.kind() == ErrorKind::PeerLost
+                && !cargo.reads
+                && has_left(cargo.channel.label());
+            if first.is_ok() && !is_over {
+                first = Err(cargo.channel.failure(error));
+            }
+            self.flying -= 1;
+            // With its lane: what still comes for it is nobody's.
+            false
+        });
         first
     }
 }
 
 impl Flight {
     fn is_complete(&self) -> bool {
-        self.channel.outgoing(true).is_complete() && self.channel.outgoing(false).is_complete()
+        self.lane.completed() >= self.posted
+    }
+
+    fn carries(&self, is_of_kind: impl Fn(&Cargo) -> bool) -> bool {
+        self.cargo.as_ref().is_some_and(is_of_kind)
+    }
+
+    /// Notes what was posted, and keeps its memory there.
+    fn hold(&mut self, channel: &Channel, transfers: &[Transfer<'_>]) {
+        let cargo = self.cargo.get_or_insert_with(|| {
+            channel.depart();
+            Cargo {
+                channel: channel.clone(),
+                reads: transfers[0].is_read(),
+                hull: (usize::MAX, 0),
+                held: SmallVec::new(),
+            }
+        });
+        for transfer in transfers {
+            let Some((local, remote)) = transfer.ends() else {
+                continue;
+            };
+            let (start, end) = local.range();
+            cargo.hull = (cargo.hull.0.min(start), cargo.hull.1.max(end));
+            for keep in [local.keep(), Some(Keep::Import(remote.import.clone()))]
+                .into_iter()
+                .flatten()
+            {
+                if !cargo.held.iter().any(|held| held.is_same(&keep)) {
+                    cargo.held.push(keep);
+                }
+            }
+        }
+    }
+}
+
+impl Cargo {
+    fn touches(&self, place: Place<'_>) -> bool {
+        let ((start, end), (from, to)) = (place.range(), self.hull);
+        start < to && from < end
+    }
+}
+
+impl Drop for Cargo {
+    fn drop(&mut self) {
+        self.channel.arrive();
     }
 }
 
 impl Drop for InFlight {
     fn drop(&mut self) {
         const TRIES: u32 = 1000;
-        for mut flight in self.channels.drain(..) {
-            let device = flight.channel.transport().device().clone();
+        for flight in &mut self.flights {
+            let Some(mut cargo) = flight.cargo.take() else {
+                continue;
+            };
+            let transport = cargo.channel.transport();
+            let device = flight.lane.device();
             let over = (0..TRIES).any(|_| {
-                flight.is_complete()
+                flight.lane.completed() >= flight.posted
                     || device.progress().is_err()
-                    || flight.channel.transport().check().is_err()
+                    || transport.check().is_err()
             });
             if !over {
                 // The transport may still read or write there, and nobody will look any more:
                 // memory that stays is better than memory that changes under its next owner.
-                std::mem::take(&mut flight.held)
+                std::mem::take(&mut cargo.held)
                     .into_iter()
                     .for_each(std::mem::forget);
             }

@@ -187,7 +187,7 @@ impl Runner {
                 own.get(notify)
                     .is_none_or(|count| count.load(Ordering::Acquire) > self.taken[notify])
             }
-            (Some(Reason::Completions), _) => self.in_flight.is_idle(),
+            (Some(Reason::Completions), _) => self.in_flight.has_let_go(),
             (Some(Reason::Flush), Some(channel)) => channel.transport().flush().unwrap_or(true),
             (Some(Reason::Notify(_) | Reason::Flush), None) => true,
             // Its queue knows the link.
@@ -309,7 +309,7 @@ impl Runner {
                 self.wait_for(Reason::ThreadNotify(notify))
             }
             Work::Copy { dst, src } => {
-                if !self.in_flight.is_empty()? {
+                if !self.in_flight.admits(dst, &[src])? {
                     return self.wait_for(Reason::Completions);
                 }
                 memory::copy(dst, src, Hint::Local)?;
@@ -322,14 +322,14 @@ impl Runner {
                 dtype,
                 redop,
             } => {
-                if !self.in_flight.is_empty()? {
+                if !self.in_flight.admits(dst, &[a, b])? {
                     return self.wait_for(Reason::Completions);
                 }
                 memory::reduce(dst, a, b, dtype, redop, Hint::Local)?;
                 Ok(true)
             }
             Work::Divide { dst, dtype, by } => {
-                if !self.in_flight.is_empty()? {
+                if !self.in_flight.admits(dst, &[dst])? {
                     return self.wait_for(Reason::Completions);
                 }
                 memory::divide(dst, dtype, by)?;
@@ -782,7 +782,7 @@ impl Runner {
         }
         if !dst.is_at(a) && !self.at.prepared {
             // A transport knows only two places: the operand here goes where the result goes.
-            if !self.in_flight.is_empty()? {
+            if !self.in_flight.admits(dst, &[a])? {
                 return self.wait_for(Reason::Completions);
             }
             memory::copy(dst, a, Hint::Local)?;
@@ -835,6 +835,9 @@ impl Runner {
             return self.wait_for(Reason::Completions);
         }
         // Mostly a store of ours. Behind something posted it goes the same way, to keep its place.
+        if !channel.is_quiet() {
+            self.in_flight.retire()?;
+        }
         if channel.record(notify, fingerprint) {
             return Ok(true);
         }
@@ -882,6 +885,7 @@ impl Runner {
     }
 
     fn wait_for(&mut self, reason: Reason) -> Done {
+        self.in_flight.is_awaited();
         self.reason = Some(reason);
         Ok(false)
     }

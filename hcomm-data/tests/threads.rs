@@ -390,6 +390,50 @@ fn fence_and_drain_wait_for_what_is_in_flight() {
 }
 
 #[test]
+fn a_local_task_waits_only_for_what_it_touches() {
+    let [a, b] = pair(Link::Later, 10_000);
+    let (sent, other) = (pattern(3, 1_000), pattern(4, 1_000));
+    a.set(0, &sent);
+    a.set(2_000, &other);
+    a.thread
+        .write(&a.channel, &a.far(0, 1_000), &a.part(0, 1_000))
+        .unwrap();
+    // Done at once: elsewhere, and from where it is sent from.
+    let copy = |to, from| a.thread.copy(&a.part(to, 1_000), &a.part(from, 1_000));
+    copy(4_000, 2_000).unwrap();
+    copy(5_000, 0).unwrap();
+    assert_eq!(a.get(4_000, 1_000), other);
+    assert_eq!(a.get(5_000, 1_000), sent);
+    assert!(!a.thread.is_idle());
+    // To where it is sent from: not before it is gone.
+    copy(500, 2_000).unwrap();
+    assert_eq!(a.get(500, 500), sent[500..]);
+    a.thread.record(&a.channel, 0).unwrap();
+    b.thread.wait(&b.channel, 0).unwrap();
+    finish(&a, &b);
+    assert_eq!(b.get(0, 1_000), sent);
+    assert_eq!(a.get(500, 1_000), other);
+}
+
+#[test]
+fn a_thread_does_not_wait_for_what_another_has_posted() {
+    let [a, b] = pair(Link::Later, 10_000);
+    let other = Thread::new(&a.domain, Engine::Cpu, 1).unwrap();
+    a.set(0, &pattern(3, 2_000));
+    other
+        .write(&a.channel, &a.far(0, 1_000), &a.part(0, 1_000))
+        .unwrap();
+    while a.channel.transport().device().progress().unwrap() {}
+    a.thread
+        .write(&a.channel, &a.far(1_000, 1_000), &a.part(1_000, 1_000))
+        .unwrap();
+    assert!(other.is_idle(), "its own has completed");
+    assert!(!a.thread.is_idle(), "that of this one has not");
+    finish(&a, &b);
+    assert_eq!(b.get(0, 2_000), pattern(3, 2_000));
+}
+
+#[test]
 fn two_threads_take_turns_by_their_notifies() {
     let [a, _b] = pair(Link::Mapped, 1_000);
     let other = Thread::new(&a.domain, Engine::Cpu, 2).unwrap();

@@ -281,8 +281,10 @@ impl Device {
             busy = true;
             let lanes = self.0.lanes.lock().unwrap_or_else(PoisonError::into_inner);
             for completion in found {
-                if let Some(lane) = lanes.iter().find(|lane| lane.number == completion.cookie) {
-                    lane.take(completion.status);
+                // In the order of their numbers.
+                let at = lanes.binary_search_by_key(&completion.cookie, |lane| lane.number);
+                if let Ok(at) = at {
+                    lanes[at].take(completion.status);
                 }
             }
         }
@@ -292,16 +294,15 @@ impl Device {
     /// completions.
     #[must_use]
     pub fn lane(&self) -> Lane {
+        // Numbered under the lock, so that the list stays in the order of the numbers.
+        let mut lanes = self.0.lanes.lock().unwrap_or_else(PoisonError::into_inner);
         let inner = Arc::new(LaneInner {
             number: self.0.next_lane.fetch_add(1, Ordering::Relaxed) + 1,
             completed: AtomicU64::new(0),
             status: AtomicI32::new(abi::STATUS_OK),
         });
-        self.0
-            .lanes
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(Arc::clone(&inner));
+        lanes.push(Arc::clone(&inner));
+        drop(lanes);
         Lane {
             inner,
             device: self.clone(),
