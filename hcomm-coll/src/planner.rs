@@ -213,10 +213,10 @@ impl Planner {
                 !may_pass || wish.supports(shape)
             });
         let terms = self.terms(membership, is_message);
-        let (algorithm, slice_bytes) = match wish {
+        let (algorithm, slice_bytes, flows) = match wish {
             Some(wish) => {
                 let algorithm = self.admit(wish, shape, membership)?;
-                (algorithm, SLICE_BYTES)
+                (algorithm, SLICE_BYTES, 1)
             }
             None => {
                 let means = self
@@ -232,7 +232,7 @@ impl Planner {
                         format!("no algorithm `{}`", means.name),
                     )
                 })?;
-                (algorithm, means.slice_bytes)
+                (algorithm, means.slice_bytes, means.flows)
             }
         };
         Ok(Choice::Plan(
@@ -241,7 +241,7 @@ impl Planner {
                 scratch_bytes: terms.scratch_bytes,
                 slice_bytes,
                 groups: self.chooser.site().hosts.clone(),
-                flows: self.flows.filter(|_| !is_message).unwrap_or(1),
+                flows: self.flows.filter(|_| !is_message).unwrap_or(flows),
             },
         ))
     }

@@ -81,17 +81,22 @@ fn check_notifies<A: Algorithm + ?Sized>(algorithm: &A, plan: &RankPlan) -> Resu
     }
 }
 
-/// How many flows an operation goes in: each has at least a line.
-fn count<A: Algorithm + ?Sized>(algorithm: &A, shape: &Shape, params: &Params) -> u64 {
-    let divides = match shape.operation {
+/// Whether an operation can go in several flows.
+pub(super) fn divides<A: Algorithm + ?Sized>(algorithm: &A, shape: &Shape) -> bool {
+    match shape.operation {
         Operation::Barrier | Operation::SendRecv { .. } => false,
         _ => {
-            matches!(shape.count, Count::Even(_))
+            shape.ranks > 1
+                && matches!(shape.count, Count::Even(_))
                 && !algorithm.has_packets()
                 && algorithm.credits(shape).is_empty()
         }
-    };
-    if !divides || shape.ranks < 2 {
+    }
+}
+
+/// How many flows an operation goes in: each has at least a line.
+fn count<A: Algorithm + ?Sized>(algorithm: &A, shape: &Shape, params: &Params) -> u64 {
+    if !divides(algorithm, shape) {
         return 1;
     }
     let lines = shape.count_bytes().div_ceil(LINE);

@@ -177,6 +177,11 @@ pub fn plan_rank(
     flows::plan_rank(algorithm, shape, params, rank)
 }
 
+/// Whether an operation by this algorithm can go in several flows.
+pub(crate) fn flows(algorithm: &dyn Algorithm, shape: &Shape) -> bool {
+    flows::divides(algorithm, shape)
+}
+
 /// All built-in algorithms.
 #[must_use]
 pub fn algorithms() -> &'static [&'static dyn Algorithm] {

@@ -28,6 +28,10 @@ pub const STREAM: &str = "stream";
 /// 128 KiB, which the model takes for faster there as well.
 const SLICES: [u64; 5] = [512 << 10, 256 << 10, 128 << 10, 1 << 20, 2 << 20];
 
+/// Numbers of flows that are tried where bytes go over wires. Who maps the peer's memory moves them
+/// himself, and flows beside each other win nothing.
+const FLOWS: [u32; 2] = [2, 4];
+
 /// Slices of plans from which longer ones are predicted. Even, as slices use two slots in turn, and
 /// enough that slots are used again in the shorter one.
 const SHORT: [u64; 2] = [16, 24];
@@ -73,6 +77,8 @@ pub struct Means {
     pub name: &'static str,
     /// Its [`Params::slice_bytes`].
     pub slice_bytes: u64,
+    /// Its [`Params::flows`].
+    pub flows: u32,
 }
 
 /// A way that was compared with others.
@@ -100,6 +106,14 @@ pub struct Comparison {
     pub candidates: Vec<Candidate>,
     /// The others.
     pub excluded: Vec<Excluded>,
+}
+
+impl Comparison {
+    /// Stable: of equals the first in the list of algorithms.
+    fn sort(&mut self) {
+        let time = |candidate: &Candidate| candidate.prediction.total_ps;
+        self.candidates.sort_by_key(time);
+    }
 }
 
 /// Chooses for one communicator, and keeps what it has chosen.
@@ -155,7 +169,7 @@ impl Chooser {
         if let Some(known) = self.chosen.borrow().get(&key) {
             return *known;
         }
-        let mut found = self.compare_by(&step, terms, &SLICES[..1]).candidates;
+        let mut found = self.compare_by(&step, terms, &SLICES[..1], &[1]).candidates;
         found.retain(|candidate| {
             let algorithm = algorithms::by_name(candidate.means.name);
             algorithm.is_none_or(|algorithm| algorithm.supports(shape))
@@ -169,7 +183,9 @@ impl Chooser {
             .map(|candidate| candidate.means.name)
             .collect();
         for algorithm in names.into_iter().filter_map(algorithms::by_name) {
-            let others = self.by_slices(algorithm, &step, terms, &SLICES[1..]);
+            let others = self.by_slices(algorithm, &step, terms, &SLICES[1..], &[1]);
+            found.append(&mut others.unwrap_or_default());
+            let others = self.by_slices(algorithm, &step, terms, &SLICES, &FLOWS);
             found.append(&mut others.unwrap_or_default());
         }
         found.sort_by_key(|candidate| candidate.prediction.total_ps);
@@ -197,7 +213,7 @@ impl Chooser {
     /// algorithm that can plan it, beginning with the one for large sizes.
     fn unpredicted(&self, shape: &Shape, terms: &Terms) -> Option<Means> {
         let first = algorithms::by_name("mesh_two_shot");
-        let params = self.params(terms, SLICES[0]);
+        let params = self.params(terms, SLICES[0], 1);
         first
             .into_iter()
             .chain(algorithms::algorithms().iter().copied())
@@ -206,22 +222,40 @@ impl Chooser {
             .map(|algorithm| Means {
                 name: algorithm.name(),
                 slice_bytes: SLICES[0],
+                flows: 1,
             })
     }
 
     /// All ways for a shape, with predictions for exactly that shape.
     #[must_use]
     pub fn compare(&self, shape: &Shape, terms: &Terms) -> Comparison {
-        self.compare_by(shape, terms, &SLICES)
+        let mut comparison = self.compare_by(shape, terms, &SLICES, &[1]);
+        for algorithm in algorithms::algorithms() {
+            if self.objection(*algorithm, shape, terms).is_none() {
+                let others = self.by_slices(*algorithm, shape, terms, &SLICES, &FLOWS);
+                comparison
+                    .candidates
+                    .append(&mut others.unwrap_or_default());
+            }
+        }
+        comparison.sort();
+        comparison
     }
 
-    fn compare_by(&self, shape: &Shape, terms: &Terms, slices: &[u64]) -> Comparison {
+    fn compare_by(
+        &self,
+        shape: &Shape,
+        terms: &Terms,
+        slices: &[u64],
+        flows: &[u32],
+    ) -> Comparison {
         let mut comparison = Comparison::default();
         if let Some(prediction) = self.stream(shape, terms) {
             comparison.candidates.push(Candidate {
                 means: Means {
                     name: STREAM,
                     slice_bytes: SLICES[0],
+                    flows: 1,
                 },
                 prediction,
             });
@@ -233,14 +267,12 @@ impl Chooser {
                 comparison.excluded.push(Excluded { name, why });
                 continue;
             }
-            match self.by_slices(*algorithm, shape, terms, slices) {
+            match self.by_slices(*algorithm, shape, terms, slices, flows) {
                 Ok(mut found) => comparison.candidates.append(&mut found),
                 Err(why) => comparison.excluded.push(Excluded { name, why }),
             }
         }
-        // Stable: of equals the first in the list of algorithms.
-        let time = |candidate: &Candidate| candidate.prediction.total_ps;
-        comparison.candidates.sort_by_key(time);
+        comparison.sort();
         comparison
     }
 
@@ -262,11 +294,11 @@ impl Chooser {
     ) -> Result<Prediction, String> {
         let whole = shape.count.largest();
         let total = shape.total_bytes();
-        let slice = params.slice_bytes.min(params.scratch_bytes).max(64);
+        // All flows have one under way.
+        let slice = params.slice_bytes.min(params.scratch_bytes).max(64) * u64::from(params.flows);
         let slices = total / slice;
         if slices <= 64 {
-            let plan = algorithm
-                .plan_rank(shape, params, Rank(0))
+            let plan = algorithms::plan_rank(algorithm, shape, params, Rank(0))
                 .map_err(|error| error.to_string())?;
             let tasks = plan.task_count().saturating_mul(shape.ranks as usize);
             if tasks <= EXACT_TASKS || slices <= SHORT[1] {
@@ -284,8 +316,7 @@ impl Chooser {
                 count: count.into(),
                 ..shape.clone()
             };
-            let tasks = algorithm
-                .plan_rank(&part, params, Rank(0))
+            let tasks = algorithms::plan_rank(algorithm, &part, params, Rank(0))
                 .map_err(|error| error.to_string())?
                 .task_count()
                 .saturating_mul(shape.ranks as usize);
@@ -334,14 +365,12 @@ impl Chooser {
         predict_part(&plan, whole, &self.machine, &self.site).map_err(|stuck| stuck.to_string())
     }
 
-    fn params(&self, terms: &Terms, slice_bytes: u64) -> Params {
+    fn params(&self, terms: &Terms, slice_bytes: u64, flows: u32) -> Params {
         Params {
             scratch_bytes: terms.scratch_bytes,
             slice_bytes,
             groups: self.site.hosts.clone(),
-            // Not chosen: what is pending on a channel is counted over all threads, so flows wait
-            // for each other's transfers, and took longer on the links that there are.
-            flows: 1,
+            flows,
         }
     }
 
@@ -372,44 +401,51 @@ impl Chooser {
         }
     }
 
-    /// With each length of slices that makes a difference.
+    /// With each length of slices and number of flows that makes a difference.
     fn by_slices(
         &self,
         algorithm: &dyn Algorithm,
         shape: &Shape,
         terms: &Terms,
         slices: &[u64],
+        flows: &[u32],
     ) -> Result<Vec<Candidate>, String> {
         let mut found = Vec::new();
         let mut refusal = None;
         let mut seen = Vec::new();
         let shares_cores = self.site.cores_of(shape.ranks).1 > 1;
-        for &slice_bytes in slices {
-            // What is smaller than a slice is one in any case: the first stands for all.
-            let is_one = shape.total_bytes() <= slice_bytes.min(SLICES[0]);
-            if slice_bytes != SLICES[0] && (is_one || shares_cores) {
+        for &flows in flows {
+            if flows > 1 && (self.site.maps_all() || !algorithms::flows(algorithm, shape)) {
                 continue;
             }
-            let params = self.params(terms, slice_bytes);
-            let prediction = match self.predict(algorithm, shape, &params) {
-                Ok(prediction) => prediction,
-                Err(why) => {
-                    refusal = Some(why);
+            for &slice_bytes in slices {
+                // What is smaller than a slice is one in any case: the first stands for all.
+                let is_one = shape.total_bytes() <= slice_bytes.min(SLICES[0]);
+                if slice_bytes != SLICES[0] && (is_one || shares_cores) {
                     continue;
                 }
-            };
-            // Most plans that do not cut into slices are the same whatever their length.
-            if seen.contains(&prediction) {
-                continue;
+                let params = self.params(terms, slice_bytes, flows);
+                let prediction = match self.predict(algorithm, shape, &params) {
+                    Ok(prediction) => prediction,
+                    Err(why) => {
+                        refusal = Some(why);
+                        continue;
+                    }
+                };
+                // Most plans that do not cut into slices are the same whatever their length.
+                if seen.contains(&prediction) {
+                    continue;
+                }
+                seen.push(prediction);
+                found.push(Candidate {
+                    means: Means {
+                        name: algorithm.name(),
+                        slice_bytes,
+                        flows,
+                    },
+                    prediction,
+                });
             }
-            seen.push(prediction);
-            found.push(Candidate {
-                means: Means {
-                    name: algorithm.name(),
-                    slice_bytes,
-                },
-                prediction,
-            });
         }
         match refusal {
             Some(why) if found.is_empty() => Err(why),
@@ -494,7 +530,7 @@ fn best(candidates: &[Candidate]) -> Option<&Candidate> {
             .position(|algorithm| algorithm.name() == means.name);
         let by_slice = SLICES.iter().position(|slice| *slice == means.slice_bytes);
         // Messages are in no list, and come first.
-        (by_name.map_or(0, |at| at + 1), by_slice)
+        (by_name.map_or(0, |at| at + 1), means.flows, by_slice)
     };
     candidates
         .iter()
@@ -516,6 +552,7 @@ fn only_one(shape: &Shape) -> Option<Means> {
     Some(Means {
         name,
         slice_bytes: SLICES[0],
+        flows: 1,
     })
 }
 

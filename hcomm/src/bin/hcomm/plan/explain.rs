@@ -92,13 +92,14 @@ impl Found {
 
     fn in_full(&self, chooser: &Chooser, terms: &Terms) -> String {
         let mut text = format!(
-            "{}, {} cores a host, costs: {}\n{:<7} {:<18} {:>8} {:>12} {:>10} {:>7} {:>7} {:>9} {:>9} {:>7}\n",
+            "{}, {} cores a host, costs: {}\n{:<7} {:<18} {:>8} {:>5} {:>12} {:>10} {:>7} {:>7} {:>9} {:>9} {:>7}\n",
             self.shape,
             chooser.site().cores,
             chooser.machine().measured,
             "",
             "algorithm",
             "slice",
+            "flows",
             "time µs",
             "busbw GB/s",
             "waits",
@@ -127,9 +128,10 @@ impl Found {
             let [waits, moves, combines, switches, calls] =
                 parts.map(|part| format!("{} %", part.saturating_mul(100) / all));
             text += &format!(
-                "{mark:<7} {:<18} {:>8} {:>12.3} {:>10.3} {waits:>7} {moves:>7} {combines:>9} {switches:>9} {calls:>7}\n",
+                "{mark:<7} {:<18} {:>8} {:>5} {:>12.3} {:>10.3} {waits:>7} {moves:>7} {combines:>9} {switches:>9} {calls:>7}\n",
                 candidate.means.name,
                 bytes(candidate.means.slice_bytes),
+                candidate.means.flows,
                 micros(candidate),
                 bandwidth(&self.shape, candidate),
             );
@@ -158,6 +160,7 @@ impl Found {
             json!({
                 "algorithm": candidate.means.name,
                 "slice_bytes": candidate.means.slice_bytes,
+                "flows": candidate.means.flows,
                 "time_us": micros(candidate),
                 "busbw_gbps": bandwidth(&self.shape, candidate),
                 "waiting_ps": spent.waiting_ps,
@@ -178,6 +181,7 @@ impl Found {
             "shape": self.shape.to_string(),
             "taken": self.taken.map(|means| means.name),
             "slice_bytes": self.taken.map(|means| means.slice_bytes),
+            "flows": self.taken.map(|means| means.flows),
             "candidates": self.comparison.candidates.iter().map(one).collect::<Vec<_>>(),
             "excluded": excluded
                 .map(|other| json!({ "algorithm": other.name, "why": other.why }))
@@ -190,12 +194,13 @@ impl Found {
 /// A line a size: what is taken, and the best of the others.
 fn in_lines(rows: &[Found], chooser: &Chooser) -> String {
     let mut text = format!(
-        "{} cores a host, costs: {}\n{:>12}  {:<18} {:>8} {:>12} {:>10}  next best\n",
+        "{} cores a host, costs: {}\n{:>12}  {:<18} {:>8} {:>5} {:>12} {:>10}  next best\n",
         chooser.site().cores,
         chooser.machine().measured,
         "bytes",
         "taken",
         "slice",
+        "flows",
         "time µs",
         "busbw GB/s",
     );
@@ -211,10 +216,11 @@ fn in_lines(rows: &[Found], chooser: &Chooser) -> String {
                 format!("{} {:.3}", other.means.name, micros(other))
             });
         text += &format!(
-            "{:>12}  {:<18} {:>8} {:>12.3} {:>10.3}  {next}\n",
+            "{:>12}  {:<18} {:>8} {:>5} {:>12.3} {:>10.3}  {next}\n",
             row.shape.total_bytes(),
             taken.means.name,
             bytes(taken.means.slice_bytes),
+            taken.means.flows,
             micros(taken),
             bandwidth(&row.shape, taken),
         );

@@ -29,9 +29,9 @@ pub(crate) struct ShowArgs {
     /// Bytes under way at once on a rank [default: 512K for an algorithm, else the model's choice]
     #[arg(long, value_parser = parse_bytes)]
     slice: Option<u64>,
-    /// Threads that a large operation flows over
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4))]
-    flows: u32,
+    /// Threads that a large operation flows over [default: 1 for an algorithm, else the model's choice]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=4))]
+    flows: Option<u32>,
     /// Write the plan as JSON to this file; `-` prints it
     #[arg(long)]
     json: Option<PathBuf>,
@@ -55,18 +55,18 @@ fn made(args: &ShowArgs, shape: &Shape) -> Result<Plan> {
     let wrong = |what: String| Error::new(ErrorKind::InvalidArgument, what);
     let terms = args.shape.terms(args.op)?;
     let chooser = args.site.chooser()?;
-    let (name, slice_bytes) = match &args.algo {
-        Some(name) => (name.as_str(), SLICE_BYTES),
+    let (name, slice_bytes, flows) = match &args.algo {
+        Some(name) => (name.as_str(), SLICE_BYTES, 1),
         None => chooser.plan_for(shape, &terms).map_or_else(
             || Err(wrong(format!("no algorithm can plan {shape}"))),
-            |means| Ok((means.name, means.slice_bytes)),
+            |means| Ok((means.name, means.slice_bytes, means.flows)),
         )?,
     };
     let params = &Params {
         scratch_bytes: terms.scratch_bytes,
         slice_bytes: args.slice.unwrap_or(slice_bytes),
         groups: chooser.site().hosts.clone(),
-        flows: args.flows,
+        flows: args.flows.unwrap_or(flows),
     };
     let algorithm = algorithms::by_name(name).ok_or_else(|| {
         wrong(format!("no algorithm `{name}`")).hint("`hcomm plan list` names them all")
