@@ -5,7 +5,9 @@ use std::collections::HashMap;
 use std::num::NonZeroU32;
 
 use hcomm_ctrl::{Membership, Notifies};
-use hcomm_data::{At, Op, PacketLines, Program, ProgramLink, ProgramParts, RemoteSlice, SlotKind};
+use hcomm_data::{
+    At, Op, PacketLines, Program, ProgramLink, ProgramParts, RemoteSlice, Slice, SlotKind,
+};
 use hcomm_types::{Error, ErrorKind, Rank, Result};
 
 use crate::fingerprint;
@@ -14,9 +16,14 @@ use crate::plan::{Buffer, Loc, Operation, RankPlan, Shape, Task};
 /// Binds what `membership`'s rank has to do. Channels to all peers of the plan must be there.
 ///
 /// # Errors
-/// `Unsupported` if the plan touches input or output of another rank, which are not registered;
-/// `InvalidArgument` if it needs more than the channels have.
-pub(crate) fn bind(plan: &RankPlan, shape: &Shape, membership: &Membership) -> Result<Program> {
+/// `Unsupported` if the plan writes to input or output of another rank, or reads there and `lends` is
+/// not set; `InvalidArgument` if it needs more than the channels have.
+pub(crate) fn bind(
+    plan: &RankPlan,
+    shape: &Shape,
+    membership: &Membership,
+    lends: bool,
+) -> Result<Program> {
     let me = membership.rank();
     let notifies = match shape.operation {
         Operation::SendRecv { from, .. } => Notifies::PointToPoint { sends: from == me },
@@ -27,6 +34,7 @@ pub(crate) fn bind(plan: &RankPlan, shape: &Shape, membership: &Membership) -> R
         shape,
         notifies,
         has_packets: plan.has_packets(),
+        lends,
         links: Vec::new(),
         numbers: HashMap::new(),
     };
@@ -44,7 +52,27 @@ pub(crate) fn bind(plan: &RankPlan, shape: &Shape, membership: &Membership) -> R
         input_bytes: shape.input_bytes(me),
         output_bytes: shape.output_bytes(me),
         scratch_bytes: plan.scratch_bytes,
+        lends: lends.then(|| own_line(membership)).transpose()?,
+        host_output_bytes: host_output_bytes(shape, membership),
     })
+}
+
+/// Bytes of output of all ranks of this host.
+fn host_output_bytes(shape: &Shape, membership: &Membership) -> u64 {
+    let all = membership.graph().ranks();
+    let host = &all[membership.rank().index()].host.id;
+    let here = shape.all_ranks().filter(|rank| {
+        let facts = all.get(rank.index());
+        facts.is_some_and(|facts| facts.host.id == *host)
+    });
+    here.map(|rank| shape.output_bytes(rank)).sum()
+}
+
+/// The line in which this rank says what it lends.
+fn own_line(membership: &Membership) -> Result<Slice> {
+    let line = membership.layout().lent();
+    let line = line.start as usize..line.end as usize;
+    membership.buffer().sub(line)
 }
 
 /// The peers that a rank's plan talks to, each once.
@@ -79,6 +107,7 @@ struct Binder<'a> {
     shape: &'a Shape,
     notifies: Notifies,
     has_packets: bool,
+    lends: bool,
     links: Vec<ProgramLink>,
     numbers: HashMap<Rank, u16>,
 }
@@ -114,6 +143,17 @@ impl Binder<'_> {
                 src: at(src),
                 bytes,
                 notify: self.outgoing(notify)?,
+            },
+            Task::Read {
+                peer,
+                dst,
+                src,
+                bytes,
+            } if src.buffer != Buffer::Scratch && self.lends => Op::Fetch {
+                link: self.link(peer)?,
+                dst: at(dst),
+                src: at(src),
+                bytes,
             },
             Task::Read {
                 peer,
@@ -232,10 +272,15 @@ impl Binder<'_> {
         } else {
             None
         };
+        let lent = self
+            .lends
+            .then(|| link.buffer.sub(self.membership.layout().lent()))
+            .transpose()?;
         self.links.push(ProgramLink {
             channel: link.channel,
             scratch: Some(link.buffer),
             packets,
+            lent,
             fingerprints: fingerprint::between(self.shape, self.membership.rank(), peer),
         });
         self.numbers.insert(peer, number);

@@ -7,7 +7,7 @@ use hcomm_ctrl::{Membership, Notifies};
 use hcomm_types::{Error, ErrorKind, MAX_NOTIFIES_PER_THREAD, Rank, Result};
 
 use crate::cost::{Chooser, Prediction, predict};
-use crate::plan::{Operation, Plan, Shape, Task};
+use crate::plan::{Buffer, Operation, Plan, Shape, Task};
 use crate::planner::{Bound, Way};
 use crate::verify::{Proof, verify};
 use crate::{bind, fingerprint};
@@ -46,6 +46,7 @@ impl Given {
                 .hint("`hcomm plan verify FILE` says everything that is wrong")
         })?;
         check(plan, &proof, membership)?;
+        let lends = proof.touches_remote_user_buffers;
         let own = &plan.ranks[membership.rank().index()];
         let peers = bind::peers(own);
         membership.ensure_links(&peers)?;
@@ -61,7 +62,7 @@ impl Given {
         }
         let file = serde_json::to_vec(plan).map_err(refusal)?;
         let bound = Bound {
-            way: Way::Program(Arc::new(bind::bind(own, &plan.shape, membership)?)),
+            way: Way::Program(Arc::new(bind::bind(own, &plan.shape, membership, lends)?)),
             words: fingerprint::words_of_plan(&plan.shape, &file),
             takes_half: own.task_count() > 0,
             is_empty: own.task_count() == 0,
@@ -123,10 +124,23 @@ fn check(plan: &Plan, proof: &Proof, membership: &Membership) -> Result<()> {
         return refuse("it does not combine in rank order, as HCOMM_DETERMINISTIC=1 wants it");
     }
     if proof.touches_remote_user_buffers {
-        return refuse(
-            "it touches input or output of another rank, which are not registered; go through \
-             scratch memory",
-        );
+        let reads_only = (plan
+            .ranks
+            .iter()
+            .flat_map(|rank| rank.threads.iter().flatten()))
+        .all(|task| !is_more_than_read(task));
+        if !reads_only || plan.ranks.iter().any(|rank| rank.threads.len() > 1) {
+            return refuse(
+                "it touches input or output of another rank, which can only be read, by a plan of \
+                 one thread a rank; go through scratch memory",
+            );
+        }
+        if !membership.lends_all()? {
+            return refuse(
+                "it touches input or output of another rank, and not all ranks can read each \
+                 other's memory; go through scratch memory",
+            );
+        }
     }
     if let Some(last) = proof.notifies.checked_sub(1) {
         Notifies::Collective
@@ -164,6 +178,15 @@ fn check(plan: &Plan, proof: &Proof, membership: &Membership) -> Result<()> {
         return refuse("it has packets, and not all ranks map each other's memory");
     }
     Ok(())
+}
+
+/// Whether a task does more to input or output of another rank than copy it.
+fn is_more_than_read(task: &Task) -> bool {
+    match task {
+        Task::Write { dst, .. } | Task::WriteReduce { dst, .. } => dst.buffer != Buffer::Scratch,
+        Task::ReadReduce { src, .. } => src.buffer != Buffer::Scratch,
+        _ => false,
+    }
 }
 
 /// The error for a plan that cannot be used.

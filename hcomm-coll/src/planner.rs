@@ -24,6 +24,9 @@ const KEPT: usize = 128;
 /// cache.
 pub const SLICE_BYTES: u64 = 512 << 10;
 
+/// From so many bytes on it may pay to read memory that others lend.
+const LEAST_LENT_BYTES: u64 = 8 << 10;
+
 /// Notifies of a link are for so many flows.
 const MOST_FLOWS: u32 = 4;
 
@@ -212,7 +215,7 @@ impl Planner {
                 let may_pass = is_message || shape.operation == Operation::Barrier;
                 !may_pass || wish.supports(shape)
             });
-        let terms = self.terms(membership, is_message);
+        let terms = self.terms(shape, membership)?;
         let (algorithm, slice_bytes, flows) = match wish {
             Some(wish) => {
                 let algorithm = self.admit(wish, shape, membership)?;
@@ -246,8 +249,19 @@ impl Planner {
         ))
     }
 
-    /// What ways may use and have to keep.
-    pub(crate) fn terms(&self, membership: &Membership, is_message: bool) -> Terms {
+    /// What ways of a shape may use and have to keep.
+    ///
+    /// # Errors
+    /// Those of [`Membership::lends_all`].
+    pub(crate) fn terms(&self, shape: &Shape, membership: &Membership) -> Result<Terms> {
+        let is_message = matches!(shape.operation, Operation::SendRecv { .. });
+        // Of few bytes nobody needs to know.
+        let lends = shape.total_bytes() >= LEAST_LENT_BYTES && membership.lends_all()?;
+        Ok(self.terms_if(membership, is_message, lends))
+    }
+
+    /// The same, with what is known of memory that ranks lend.
+    pub(crate) fn terms_if(&self, membership: &Membership, is_message: bool, lends: bool) -> Terms {
         let layout = membership.layout();
         Terms {
             scratch_bytes: if is_message {
@@ -257,6 +271,7 @@ impl Planner {
             },
             stream_bytes: layout.stream_bytes(),
             deterministic: self.deterministic,
+            lends,
         }
     }
 
@@ -270,7 +285,7 @@ impl Planner {
             given.prediction(&self.chooser)
         } else {
             match self.choose(shape, membership)? {
-                Choice::Streams => self.chooser.stream(shape, &self.terms(membership, false)),
+                Choice::Streams => self.chooser.stream(shape, &self.terms(shape, membership)?),
                 Choice::Plan(algorithm, params) => {
                     self.chooser.predict(algorithm, shape, &params).ok()
                 }
@@ -294,6 +309,16 @@ impl Planner {
                 format!("algorithm `{name}` needs ranks that all map each other's memory"),
             )
             .hint("take another algorithm, or use only transports that map memory"));
+        }
+        if algorithm.lends() && !membership.lends_all()? {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!(
+                    "algorithm `{name}` needs ranks that can read each other's memory, and some \
+                     cannot"
+                ),
+            )
+            .hint("`hcomm transports` says why memory of other processes cannot be read"));
         }
         if !algorithm.supports(shape) {
             return wrong(format!("algorithm `{name}` cannot plan {shape}"));
@@ -489,7 +514,12 @@ impl Planner {
         }
         let takes_half = !point_to_point && plan.task_count() > 0;
         Ok(Bound {
-            way: Way::Program(Arc::new(bind::bind(&plan, shape, membership)?)),
+            way: Way::Program(Arc::new(bind::bind(
+                &plan,
+                shape,
+                membership,
+                algorithm.lends(),
+            )?)),
             words: fingerprint::words(shape, algorithm.name(), params),
             takes_half,
             is_empty: plan.threads.iter().all(Vec::is_empty),

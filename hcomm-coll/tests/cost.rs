@@ -34,6 +34,7 @@ const TERMS: Terms = Terms {
     scratch_bytes: 7 << 20,
     stream_bytes: 128 << 10,
     deterministic: false,
+    lends: true,
 };
 
 /// Wires between all ranks, a core for each.

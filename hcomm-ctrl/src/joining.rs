@@ -27,7 +27,7 @@ use crate::settings::Settings;
 use crate::tuning::Tuning;
 
 /// Up to this many ranks all channels are made at start; above, when they are first needed.
-const EAGER_RANKS: u32 = 64;
+pub(crate) const EAGER_RANKS: u32 = 64;
 
 impl Membership {
     /// Joins the ranks that a launcher has started.
@@ -167,6 +167,7 @@ impl Membership {
         }
         for (shared, linking) in ranks.iter().zip(linkings) {
             shared.keep(linking);
+            shared.tell_lends();
         }
         Ok(ranks.into_iter().map(Self::new).collect())
     }
@@ -418,6 +419,8 @@ impl Joining {
             host_cores,
             mapping,
             maps_all: OnceLock::new(),
+            own_lends: OnceLock::new(),
+            lends_all: OnceLock::new(),
             endpoints,
             mesh,
             health,

@@ -20,7 +20,8 @@ const PACKETS: u64 = 2 * MAX_PACKET_LINES as u64 * LINE;
 /// Places in the communicator buffer of every rank:
 ///
 /// ```text
-/// | probe slots, two lines a rank | packet lines, two sets a rank | half 0 | half 1 |
+/// | probe slots, two lines a rank | a line for loans | packet lines, two sets a rank |
+/// | half 0 | half 1 |
 /// | inboxes, one a rank | inboxes for streams, one a rank |
 /// ```
 ///
@@ -139,8 +140,15 @@ impl Layout {
         self.probes() + (self.size * PACKETS).next_multiple_of(PAGE)
     }
 
+    /// The line in which this rank says what memory of its own it lends in a collective.
+    #[must_use]
+    pub const fn lent(&self) -> Range<u64> {
+        let start = self.size * 2 * LINE;
+        start..start + LINE
+    }
+
     const fn probes(&self) -> u64 {
-        (self.size * 2 * LINE).next_multiple_of(PAGE)
+        self.lent().end.next_multiple_of(PAGE)
     }
 
     const fn streams(&self) -> u64 {

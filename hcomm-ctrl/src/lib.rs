@@ -19,6 +19,7 @@ mod job_key;
 mod joining;
 mod launch;
 mod layout;
+mod lending;
 mod link_setup;
 mod machine;
 mod membership;

@@ -52,6 +52,9 @@ pub(crate) struct Shared {
     /// Of each rank, the endpoint that its buffer is allocated on, if that one maps memory.
     pub(crate) mapping: Box<[Option<u32>]>,
     pub(crate) maps_all: OnceLock<bool>,
+    /// Whether this rank can read memory that others lend, once it has told them; whether all can.
+    pub(crate) own_lends: OnceLock<bool>,
+    pub(crate) lends_all: OnceLock<bool>,
     pub(crate) allowed: Allowed,
     pub(crate) endpoints: Endpoints,
     pub(crate) mesh: Arc<Mutex<Mesh>>,
@@ -267,6 +270,7 @@ impl Membership {
         }
         self.shared.finish(&mut linking)?;
         self.shared.keep(linking);
+        self.shared.tell_lends();
         Ok(())
     }
 
@@ -295,7 +299,7 @@ impl Membership {
     #[doc(hidden)] // for the layer above
     #[must_use]
     pub fn maps_all(&self) -> bool {
-        *self.shared.maps_all.get_or_init(|| self.shared.maps_all())
+        self.shared.has_mapped_all()
     }
 
     /// Links of the channels made so far, in words: protocol and transport.
@@ -567,7 +571,11 @@ impl Shared {
         })
     }
 
-    /// All memory as the device of a link knows it.
+    /// See [`Membership::maps_all`].
+    pub(crate) fn has_mapped_all(&self) -> bool {
+        *self.maps_all.get_or_init(|| self.maps_all())
+    }
+
     fn maps_all(&self) -> bool {
         let maps = |rank: usize, endpoint: u32| self.mapping[rank] == Some(endpoint);
         let all = 0..self.graph.size() as usize;

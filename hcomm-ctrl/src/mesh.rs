@@ -38,6 +38,9 @@ const NOBODY_PATIENCE: Duration = Duration::from_secs(1);
 /// Kind of the messages that say which collective a rank is in. They are kept apart: only the latest
 /// counts.
 const CALL: u16 = 0xca11;
+/// Kind of the messages that say whether a rank can read memory that others lend. They are kept apart,
+/// too: they come when nobody asks.
+const LENDS: u16 = 0x1e4d;
 /// Such messages that are read in one go.
 const MOST_CALLS: u32 = 64;
 /// Longest text of an abort, in bytes.
@@ -170,6 +173,8 @@ struct Link {
     received_bytes: usize,
     /// The calls that the other side said it is in and was in before.
     calls: Vec<Call>,
+    /// Whether the other side can read memory that others lend, once it has said so.
+    lends: Option<bool>,
     /// Whether it carries the news that we give up.
     told: bool,
 }
@@ -371,6 +376,20 @@ impl Mesh {
         }
     }
 
+    /// Tells these ranks whether this one can read memory that they lend.
+    pub fn tell_lends(&mut self, can: bool, peers: &[Rank]) {
+        for peer in peers {
+            // An error shows up again when the link is looked at.
+            let _ = self.send(*peer, LENDS, [u8::from(can)]);
+        }
+    }
+
+    /// What a peer has said of that; `None` as long as it has said nothing.
+    #[must_use]
+    pub fn lends(&self, peer: Rank) -> Option<bool> {
+        self.links.get(&peer)?.lends
+    }
+
     /// What each linked peer said last of its calls.
     pub fn calls(&self) -> impl Iterator<Item = (Rank, &[Call])> {
         self.links
@@ -534,6 +553,7 @@ impl Link {
             received: VecDeque::new(),
             received_bytes: 0,
             calls: Vec::new(),
+            lends: None,
             told: false,
         }
     }
@@ -637,6 +657,10 @@ impl Link {
                     if kind == CALL {
                         self.calls = calls::decode(&frame.body[2..])?;
                         calls += 1;
+                        continue;
+                    }
+                    if kind == LENDS {
+                        self.lends = Some(reader.u8("message")? == 1);
                         continue;
                     }
                     let body = frame.body[2..].to_vec();

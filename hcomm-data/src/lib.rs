@@ -115,6 +115,7 @@ mod driver;
 mod failure;
 mod hand_over;
 mod inbox;
+mod lent;
 mod looks;
 #[allow(unsafe_code)]
 mod memory;
@@ -140,6 +141,7 @@ mod worker;
 pub use channel::Channel;
 pub use copy::{Hint, copy};
 pub use domain::{Domain, Peers};
+pub use lent::LENT_BYTES;
 pub use memory::Buffers;
 pub use message::{Label, MessageLink};
 pub use packet::{PACKET_LINE_BYTES, PACKET_PAYLOAD_BYTES, PacketLines, packet_lines};

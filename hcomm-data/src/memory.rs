@@ -221,6 +221,18 @@ pub(crate) fn copy(dst: Place<'_>, src: Place<'_>, hint: Hint) -> Result<()> {
     Ok(())
 }
 
+/// Copies memory at an address of the peer's process, which lends it, to `dst`.
+pub(crate) fn fetch_lent(channel: &Channel, dst: Place<'_>, address: u64) -> Result<()> {
+    dst.check_writable()?;
+    // SAFETY: the place exists and is writable, and no reference to it lives; see the head of this
+    // file.
+    unsafe {
+        channel
+            .transport()
+            .fetch(dst.address, address, dst.bytes as u64)
+    }
+}
+
 /// `at = at / by`, element by element.
 pub(crate) fn divide(at: Place<'_>, dtype: DataType, by: NonZeroU32) -> Result<()> {
     at.check_writable()?;

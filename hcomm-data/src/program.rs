@@ -10,6 +10,8 @@ use hcomm_transport::{Capabilities, Device};
 use hcomm_types::{DataType, Error, ErrorKind, ReduceOp, Result};
 
 use crate::channel::Channel;
+use crate::copy::{self, Hint};
+use crate::lent::LENT_BYTES;
 use crate::memory::Place;
 use crate::packet::{PacketLines, packet_lines};
 use crate::slice::{RemoteSlice, Slice};
@@ -33,6 +35,13 @@ pub struct ProgramParts {
     pub output_bytes: u64,
     /// Bytes of scratch memory, counted from the base of a run.
     pub scratch_bytes: u64,
+    /// The line of [`LENT_BYTES`] in which a run says where its input and output are, for peers that
+    /// fetch from them; `None` where none does. No peer fetches before it was told that the run has
+    /// begun, and the run does not end before all have fetched what they want.
+    pub lends: Option<Slice>,
+    /// Bytes of output of all runs of this host that go on at the same time, about: what is more than
+    /// its caches hold goes past them.
+    pub host_output_bytes: u64,
 }
 
 /// A peer of a program.
@@ -45,6 +54,8 @@ pub struct ProgramLink {
     pub scratch: Option<RemoteSlice>,
     /// Where packets of this link travel, if it carries any.
     pub packets: Option<PacketLines>,
+    /// The peer's line of [`ProgramParts::lends`], if this side fetches from it.
+    pub lent: Option<RemoteSlice>,
     /// What is mixed into the fingerprint of a run for what goes over this link, and for what
     /// comes: where the two sides know more of each other than all know. Zeros add nothing.
     pub fingerprints: [u64; 2],
@@ -172,6 +183,17 @@ pub enum Op {
         /// Elements.
         count: u64,
     },
+    /// Bytes of input or output of the peer, in one copy by the system.
+    Fetch {
+        /// The link.
+        link: u16,
+        /// Destination.
+        dst: At,
+        /// Where at the peer.
+        src: At,
+        /// Bytes.
+        bytes: u64,
+    },
     /// Sends a packet: payload and flag in one line, or in several. Its arrival says that what this
     /// side has done before is done; where the peer's memory was written before, only a record
     /// says that.
@@ -248,6 +270,8 @@ pub struct Program {
     /// For each thread, which of its tasks are the first that record a notify, or wait for it:
     /// they carry the fingerprint, and look at it.
     first_uses: Vec<Vec<bool>>,
+    /// For each thread, how the results of its tasks are best stored; empty if all are `Local`.
+    hints: Vec<Vec<Hint>>,
     /// Notifies that each thread needs.
     thread_notifies: Vec<u32>,
     /// Whether some thread records at another.
@@ -276,6 +300,19 @@ impl Program {
                 format!(
                     "a program needs {} bytes of scratch memory and has {scratch}",
                     parts.scratch_bytes
+                ),
+            ));
+        }
+        let lends_part = |line: &Slice| {
+            line.bytes() < LENT_BYTES || line.place().address().addr().get() % 8 != 0
+        };
+        if parts.lends.as_ref().is_some_and(lends_part)
+            || (parts.lends.is_some() && parts.threads.len() > 1)
+        {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!(
+                    "a program that lends has one thread and an aligned line of {LENT_BYTES} bytes"
                 ),
             ));
         }
@@ -336,6 +373,7 @@ impl Program {
         Ok(Self {
             remote_bytes,
             first_uses,
+            hints: hints(&parts),
             thread_notifies,
             has_thread_records,
             has_packets,
@@ -356,6 +394,13 @@ impl Program {
     #[inline]
     pub(crate) fn is_first_use(&self, part: usize, op: usize) -> bool {
         self.first_uses[part][op]
+    }
+
+    /// How the result of a task is best stored.
+    #[inline]
+    pub(crate) fn hint(&self, part: usize, op: usize) -> Hint {
+        let of_part = self.hints.get(part).and_then(|hints| hints.get(op));
+        of_part.copied().unwrap_or(Hint::Local)
     }
 
     /// Whether it is one thread that reaches its peers' memory by loads and stores alone: then it
@@ -385,10 +430,10 @@ impl Program {
             scratch_base,
             sequence,
         } = turn;
-        if self.has_packets && sequence == 0 {
+        if (self.has_packets || self.lends.is_some()) && sequence == 0 {
             return Err(Error::new(
                 ErrorKind::InvalidArgument,
-                "a program with packets needs the number of the run, from one on",
+                "a program with packets or loans needs the number of the run, from one on",
             ));
         }
         if part >= self.threads.len() {
@@ -480,6 +525,7 @@ impl Op {
             | Self::Read { link, .. }
             | Self::WriteReduce { link, .. }
             | Self::ReadReduce { link, .. }
+            | Self::Fetch { link, .. }
             | Self::Record { link, .. }
             | Self::PacketWrite { link, .. }
             | Self::PacketRead { link, .. }
@@ -490,6 +536,33 @@ impl Op {
             | Self::Divide { .. }
             | Self::ThreadRecord { .. }
             | Self::ThreadWait { .. } => None,
+        }
+    }
+
+    /// What it reads of this side's buffers, with their bytes.
+    fn operands(&self, size: u64) -> [Option<(At, u64)>; 2] {
+        match *self {
+            Self::Copy { src, bytes, .. }
+            | Self::Write { src, bytes, .. }
+            | Self::PacketWrite { src, bytes, .. } => [Some((src, bytes)), None],
+            Self::Reduce { a, b, count, .. } => [Some((a, count * size)), Some((b, count * size))],
+            Self::Divide { dst, count, .. } => [Some((dst, count * size)), None],
+            Self::WriteReduce { src, count, .. } => [Some((src, count * size)), None],
+            Self::ReadReduce { a, count, .. } | Self::PacketReduce { a, count, .. } => {
+                [Some((a, count * size)), None]
+            }
+            _ => [None; 2],
+        }
+    }
+
+    /// Where it leaves a result that this side computes or copies, with its bytes.
+    const fn result(&self, size: u64) -> Option<(At, u64)> {
+        match *self {
+            Self::Copy { dst, bytes, .. } | Self::Read { dst, bytes, .. } => Some((dst, bytes)),
+            Self::Reduce { dst, count, .. } | Self::ReadReduce { dst, count, .. } => {
+                Some((dst, count * size))
+            }
+            _ => None,
         }
     }
 
@@ -511,6 +584,45 @@ impl Op {
             _ => None,
         }
     }
+}
+
+/// How the results of tasks are best stored: what a task leaves in an output that the caches do not
+/// hold goes past them, unless a task reads it again.
+fn hints(parts: &ProgramParts) -> Vec<Vec<Hint>> {
+    if parts.host_output_bytes < copy::cached_bytes() as u64 {
+        return Vec::new();
+    }
+    let size = parts.dtype.size() as u64;
+    let ops = || parts.threads.iter().flatten();
+    let mut read: Vec<(u64, u64)> = ops()
+        .flat_map(|op| op.operands(size))
+        .flatten()
+        .filter(|(at, bytes)| at.slot == SlotKind::Output && *bytes > 0)
+        .map(|(at, bytes)| (at.offset, at.offset.saturating_add(bytes)))
+        .collect();
+    read.sort_unstable();
+    // Ends that grow, so that the first one behind a place tells.
+    let mut most = 0;
+    for range in &mut read {
+        most = range.1.max(most);
+        range.1 = most;
+    }
+    let hint = |op: &Op| {
+        let result = op
+            .result(size)
+            .filter(|(at, _)| at.slot == SlotKind::Output);
+        result.map_or(Hint::Local, |(at, bytes)| {
+            let behind = read.partition_point(|range| range.1 <= at.offset);
+            let is_read = |range: &(u64, u64)| range.0 < at.offset.saturating_add(bytes);
+            if read.get(behind).is_some_and(is_read) {
+                Hint::Local
+            } else {
+                Hint::Memory
+            }
+        })
+    };
+    let threads = parts.threads.iter();
+    threads.map(|ops| ops.iter().map(hint).collect()).collect()
 }
 
 /// The checks, and what they find out.
@@ -583,6 +695,15 @@ impl Check<'_> {
                 self.place(a, bytes)?;
                 whole_overlap(dst, a, bytes)?;
                 self.remote(link, src, bytes, dst, Capabilities::READ_REDUCE)
+            }
+            Op::Fetch {
+                link,
+                dst,
+                src,
+                bytes,
+            } => {
+                self.written(dst, bytes)?;
+                self.lent(link, src)
             }
             Op::PacketWrite {
                 link,
@@ -718,6 +839,26 @@ impl Check<'_> {
         Ok(())
     }
 
+    /// How much the peer lends, and whether its memory can be read, is known when it does.
+    fn lent(&self, link: u16, src: At) -> Result<()> {
+        let ProgramLink { channel, lent, .. } = self.link(link)?;
+        let is_line = |line: &RemoteSlice| {
+            line.bytes() >= LENT_BYTES as u64
+                && line.remote().mapped().is_some()
+                && channel.imported(line.import())
+        };
+        let why = if src.slot == SlotKind::Scratch {
+            "scratch memory is not lent: it is read"
+        } else if !lent.as_ref().is_some_and(is_line) {
+            "the link has no line in which the peer says what it lends"
+        } else if self.parts.threads.len() > 1 {
+            "a program that fetches has one thread"
+        } else {
+            return Ok(());
+        };
+        Err(Error::new(ErrorKind::Unsupported, why))
+    }
+
     fn packet(&mut self, link: u16, line: u32, bytes: u64) -> Result<()> {
         let Some(packets) = &self.link(link)?.packets else {
             return Err(Error::new(
@@ -766,4 +907,53 @@ fn whole_overlap(dst: At, operand: At, bytes: u64) -> Result<()> {
         ErrorKind::InvalidArgument,
         "the result overlaps an operand in part",
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parts(host_output_bytes: u64, ops: Vec<Op>) -> ProgramParts {
+        ProgramParts {
+            threads: vec![ops],
+            links: Vec::new(),
+            scratch: None,
+            dtype: DataType::F32,
+            redop: ReduceOp::Sum,
+            input_bytes: 4096,
+            output_bytes: 4096,
+            scratch_bytes: 4096,
+            lends: None,
+            host_output_bytes,
+        }
+    }
+
+    #[test]
+    fn what_is_read_again_stays_in_the_caches() {
+        let at = |slot, offset| At { slot, offset };
+        let copy = |to, from| Op::Copy {
+            dst: to,
+            src: from,
+            bytes: 100,
+        };
+        let (input, output, scratch) = (SlotKind::Input, SlotKind::Output, SlotKind::Scratch);
+        let ops = vec![
+            copy(at(output, 0), at(input, 0)),
+            copy(at(output, 1000), at(input, 0)),
+            copy(at(scratch, 0), at(input, 0)),
+            // Of the second one its last byte.
+            copy(at(scratch, 200), at(output, 1099)),
+            Op::Reduce {
+                dst: at(output, 2000),
+                a: at(output, 2000),
+                b: at(input, 0),
+                count: 10,
+            },
+        ];
+        let none = hints(&parts(copy::cached_bytes() as u64 - 1, ops.clone()));
+        assert!(none.is_empty());
+        let found = hints(&parts(copy::cached_bytes() as u64, ops));
+        let (past, stays) = (Hint::Memory, Hint::Local);
+        assert_eq!(found, [[past, stays, stays, stays, stays]]);
+    }
 }

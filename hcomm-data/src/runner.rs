@@ -15,11 +15,12 @@ use crate::channel::Channel;
 use crate::copy::Hint;
 use crate::domain::{DomainInner, Peers};
 use crate::failure::Failure;
+use crate::lent::{Lending, Lent};
 use crate::looks::Looks;
 use crate::memory::{self, CHUNK, InFlight, Place, Transfer};
 use crate::message::{Label, MessageLink, Step};
 use crate::packet::{self, Missing};
-use crate::program::Op;
+use crate::program::{At, Op};
 use crate::queue::Queue;
 use crate::slice::Remote;
 use crate::work::{Expected, Part, Work};
@@ -42,6 +43,8 @@ pub(crate) struct Runner {
     missing: Option<Missing>,
     /// Whether something was done since this was last asked.
     moved: bool,
+    /// What the program at the head lends to its peers.
+    lending: Option<Lending>,
 }
 
 /// How far one task is.
@@ -80,13 +83,21 @@ pub(crate) enum Reason {
     Send,
     /// For a message of the peer.
     Recv,
+    /// For word why the peer has taken back what it lent.
+    Loan,
 }
 
 impl Reason {
     pub(crate) const fn concerns_channel(self) -> bool {
         matches!(
             self,
-            Self::Notify(_) | Self::Packet | Self::Room | Self::Flush | Self::Send | Self::Recv
+            Self::Notify(_)
+                | Self::Packet
+                | Self::Room
+                | Self::Flush
+                | Self::Send
+                | Self::Recv
+                | Self::Loan
         )
     }
 
@@ -100,6 +111,7 @@ impl Reason {
             Self::Flush => "visibility at the peer".to_owned(),
             Self::Send => "the peer to receive".to_owned(),
             Self::Recv => "a message of the peer".to_owned(),
+            Self::Loan => "memory that the peer lends no more".to_owned(),
         }
     }
 }
@@ -147,6 +159,7 @@ impl Runner {
             reason: None,
             missing: None,
             moved: false,
+            lending: None,
         }
     }
 
@@ -170,6 +183,7 @@ impl Runner {
         self.at = Progress::default();
         self.index = 0;
         self.reason = None;
+        self.lending = None;
     }
 
     /// Whether the task at the head, of that channel, would go on, without going on.
@@ -178,7 +192,7 @@ impl Runner {
             return true;
         }
         match (self.reason, channel) {
-            (None | Some(Reason::Room), _) => false,
+            (None | Some(Reason::Room | Reason::Loan), _) => false,
             // A wait for what is not there ends in an error: worth a step.
             (Some(Reason::Notify(notify)), Some(channel)) => channel.has_arrived(notify),
             (Some(Reason::Packet), _) => self.missing.as_ref().is_none_or(Missing::arrived),
@@ -237,8 +251,9 @@ impl Runner {
                 dst,
                 src,
                 notify,
+                hint,
             } => {
-                let read = |this: &mut Self| this.read(channel, dst, src);
+                let read = |this: &mut Self| this.read(channel, dst, src, hint);
                 self.fetch(channel, notify, read)
             }
             Work::ReadReduce {
@@ -249,10 +264,18 @@ impl Runner {
                 dtype,
                 redop,
                 notify,
+                hint,
             } => {
-                let read = |this: &mut Self| this.read_reduce(channel, dst, a, src, (dtype, redop));
+                let how = (dtype, redop, hint);
+                let read = |this: &mut Self| this.read_reduce(channel, dst, a, src, how);
                 self.fetch(channel, notify, read)
             }
+            Work::Fetch {
+                channel,
+                dst,
+                lent,
+                from,
+            } => self.fetch_lent(channel, dst, lent, from),
             Work::PacketWrite {
                 channel,
                 lines,
@@ -308,11 +331,11 @@ impl Runner {
                 }
                 self.wait_for(Reason::ThreadNotify(notify))
             }
-            Work::Copy { dst, src } => {
+            Work::Copy { dst, src, hint } => {
                 if !self.in_flight.admits(dst, &[src])? {
                     return self.wait_for(Reason::Completions);
                 }
-                memory::copy(dst, src, Hint::Local)?;
+                memory::copy(dst, src, hint)?;
                 Ok(true)
             }
             Work::Reduce {
@@ -321,11 +344,12 @@ impl Runner {
                 b,
                 dtype,
                 redop,
+                hint,
             } => {
                 if !self.in_flight.admits(dst, &[a, b])? {
                     return self.wait_for(Reason::Completions);
                 }
-                memory::reduce(dst, a, b, dtype, redop, Hint::Local)?;
+                memory::reduce(dst, a, b, dtype, redop, hint)?;
                 Ok(true)
             }
             Work::Divide { dst, dtype, by } => {
@@ -486,6 +510,7 @@ impl Runner {
     pub(crate) fn run(&mut self, part: &Part<'_>, own: &[AtomicU64]) -> Done {
         let tasks = part.program.threads[part.number].len();
         let mut target: Option<Arc<Queue>> = None;
+        self.lend(part);
         while self.index < tasks {
             let work = part.work(self.index, &mut target)?;
             if !self.step(work, own)? {
@@ -514,6 +539,7 @@ impl Runner {
         const MOST_OPS: usize = 256;
         let ops = &part.program.threads[part.number];
         let mut has_waited = false;
+        self.lend(part);
         while let Some(op) = ops.get(self.index) {
             if self.index >= MOST_OPS || patience.has_ended() {
                 return Ok(Now::Rest);
@@ -746,12 +772,12 @@ impl Runner {
         }
     }
 
-    fn read(&mut self, channel: &Channel, dst: Place<'_>, src: Remote<'_>) -> Done {
+    fn read(&mut self, channel: &Channel, dst: Place<'_>, src: Remote<'_>, hint: Hint) -> Done {
         if let Some(peer) = src.mapped() {
             if !self.in_flight.is_empty()? {
                 return self.wait_for(Reason::Completions);
             }
-            memory::copy(dst, peer, Hint::Local)?;
+            memory::copy(dst, peer, hint)?;
             return Ok(true);
         }
         if self.at.posted == 0 && !self.in_flight.admits_read(dst)? {
@@ -771,13 +797,13 @@ impl Runner {
         dst: Place<'_>,
         a: Place<'_>,
         src: Remote<'_>,
-        (dtype, redop): (DataType, ReduceOp),
+        (dtype, redop, hint): (DataType, ReduceOp, Hint),
     ) -> Done {
         if let Some(peer) = src.mapped() {
             if !self.in_flight.is_empty()? {
                 return self.wait_for(Reason::Completions);
             }
-            memory::reduce(dst, a, peer, dtype, redop, Hint::Local)?;
+            memory::reduce(dst, a, peer, dtype, redop, hint)?;
             return Ok(true);
         }
         if !dst.is_at(a) && !self.at.prepared {
@@ -800,6 +826,33 @@ impl Runner {
                 redop,
             })
         })
+    }
+
+    /// Lends the buffers of a program that does so, when it begins.
+    #[inline]
+    fn lend(&mut self, part: &Part<'_>) {
+        if let Some(line) = &part.program.lends
+            && self.lending.is_none()
+        {
+            let sequence = part.turn.sequence;
+            self.lending = Some(Lending::begin(line, sequence, part.input, part.output));
+        }
+    }
+
+    /// Copies what a peer lends.
+    fn fetch_lent(&mut self, channel: &Channel, dst: Place<'_>, lent: Lent<'_>, from: At) -> Done {
+        if !self.in_flight.admits(dst, &[])? {
+            return self.wait_for(Reason::Completions);
+        }
+        let bytes = dst.bytes() as u64;
+        let Some(address) = lent.address(from, bytes).map_err(|e| channel.failure(e))? else {
+            return self.wait_for(Reason::Loan);
+        };
+        let fetched = memory::fetch_lent(channel, dst, address);
+        if !lent.is_there() {
+            return self.wait_for(Reason::Loan);
+        }
+        fetched.map(|()| true).map_err(|e| channel.failure(e))
     }
 
     /// Takes a record, and looks whether it belongs to the same run.

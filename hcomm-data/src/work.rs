@@ -6,6 +6,8 @@ use std::sync::{Arc, Weak};
 use hcomm_types::{DataType, Error, ErrorKind, ReduceOp, Result};
 
 use crate::channel::Channel;
+use crate::copy::Hint;
+use crate::lent::Lent;
 use crate::memory::{Loan, Place};
 use crate::message::{Label, MessageLink};
 use crate::packet::{Incoming, Packet, PacketLines, packet_flag, packet_lines};
@@ -36,6 +38,7 @@ pub(crate) enum Work<'a> {
         dst: Place<'a>,
         src: Remote<'a>,
         notify: Option<u32>,
+        hint: Hint,
     },
     WriteReduce {
         channel: &'a Channel,
@@ -54,6 +57,13 @@ pub(crate) enum Work<'a> {
         dtype: DataType,
         redop: ReduceOp,
         notify: Option<u32>,
+        hint: Hint,
+    },
+    Fetch {
+        channel: &'a Channel,
+        dst: Place<'a>,
+        lent: Lent<'a>,
+        from: At,
     },
     PacketWrite {
         channel: &'a Channel,
@@ -95,6 +105,7 @@ pub(crate) enum Work<'a> {
     Copy {
         dst: Place<'a>,
         src: Place<'a>,
+        hint: Hint,
     },
     Reduce {
         dst: Place<'a>,
@@ -102,6 +113,7 @@ pub(crate) enum Work<'a> {
         b: Place<'a>,
         dtype: DataType,
         redop: ReduceOp,
+        hint: Hint,
     },
     Divide {
         dst: Place<'a>,
@@ -132,6 +144,7 @@ impl<'a> Work<'a> {
             | Self::Read { channel, .. }
             | Self::WriteReduce { channel, .. }
             | Self::ReadReduce { channel, .. }
+            | Self::Fetch { channel, .. }
             | Self::PacketWrite { channel, .. }
             | Self::PacketRead { channel, .. }
             | Self::PacketReduce { channel, .. }
@@ -157,6 +170,7 @@ impl<'a> Work<'a> {
             Self::Read { .. } => "read_with_notify",
             Self::WriteReduce { .. } => "write_reduce",
             Self::ReadReduce { .. } => "read_reduce",
+            Self::Fetch { .. } => "fetch",
             Self::PacketWrite { .. } => "packet_write",
             Self::PacketRead { .. } => "packet_read",
             Self::PacketReduce { .. } => "packet_reduce",
@@ -253,6 +267,7 @@ impl BatchOp {
                 dst: dst.place(),
                 src: src.remote(),
                 notify: *notify,
+                hint: Hint::Local,
             },
             Self::WriteReduce {
                 dst,
@@ -283,6 +298,7 @@ impl BatchOp {
                 dtype: *dtype,
                 redop: *redop,
                 notify: *notify,
+                hint: Hint::Local,
             },
             Self::Record { notify } => Work::Record {
                 channel,
@@ -373,6 +389,7 @@ impl Task {
             Self::Copy { dst, src } => Work::Copy {
                 dst: dst.place()?,
                 src: src.place()?,
+                hint: Hint::Local,
             },
             Self::Reduce {
                 dst,
@@ -386,6 +403,7 @@ impl Task {
                 b: b.place()?,
                 dtype: *dtype,
                 redop: *redop,
+                hint: Hint::Local,
             },
             Self::Fence(channel) => Work::Fence { channel },
             Self::Drain => Work::Drain,
@@ -486,6 +504,7 @@ impl<'a> Part<'a> {
             Op::Copy { dst, src, bytes } => Work::Copy {
                 dst: self.place(dst, bytes)?,
                 src: self.place(src, bytes)?,
+                hint: program.hint(self.number, index),
             },
             Op::Reduce { dst, a, b, count } => Work::Reduce {
                 dst: self.place(dst, count * size)?,
@@ -493,6 +512,7 @@ impl<'a> Part<'a> {
                 b: self.place(b, count * size)?,
                 dtype,
                 redop,
+                hint: program.hint(self.number, index),
             },
             Op::Divide { dst, count, by } => Work::Divide {
                 dst: self.place(dst, count * size)?,
@@ -522,6 +542,7 @@ impl<'a> Part<'a> {
                 dst: self.place(dst, bytes)?,
                 src: self.remote(link, src, bytes)?,
                 notify: None,
+                hint: program.hint(self.number, index),
             },
             Op::WriteReduce {
                 link,
@@ -552,6 +573,18 @@ impl<'a> Part<'a> {
                 dtype,
                 redop,
                 notify: None,
+                hint: program.hint(self.number, index),
+            },
+            Op::Fetch {
+                link,
+                dst,
+                src,
+                bytes,
+            } => Work::Fetch {
+                channel: channel(link),
+                dst: self.place(dst, bytes)?,
+                lent: self.lent(link)?,
+                from: src,
             },
             Op::PacketWrite {
                 link,
@@ -686,6 +719,14 @@ impl<'a> Part<'a> {
                 )),
             },
         }
+    }
+
+    /// What the peer of a link lends in this run.
+    fn lent(&self, link: u16) -> Result<Lent<'a>> {
+        let line = self.program.links[usize::from(link)].lent.as_ref();
+        let line = line.and_then(|line| line.remote().mapped());
+        line.map(|line| Lent::new(line, self.turn.sequence))
+            .ok_or_else(|| Error::new(ErrorKind::Internal, "a task fetches what nobody lends"))
     }
 
     #[inline(always)]

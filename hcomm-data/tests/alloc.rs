@@ -163,6 +163,7 @@ fn exchange(side: &Side) -> Arc<Program> {
         links: vec![ProgramLink {
             channel: side.channel.clone(),
             scratch: Some(side.far(0, BYTES as u64)),
+            lent: None,
             packets: None,
             fingerprints: [0; 2],
         }],
@@ -171,6 +172,8 @@ fn exchange(side: &Side) -> Arc<Program> {
         redop: ReduceOp::Sum,
         input_bytes: BYTES as u64,
         output_bytes: BYTES as u64,
+        lends: None,
+        host_output_bytes: 0,
         scratch_bytes: BYTES as u64,
     };
     Arc::new(Program::new(parts).unwrap())

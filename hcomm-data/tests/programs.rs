@@ -32,6 +32,7 @@ fn parts(side: &Side, threads: Vec<Vec<Op>>) -> ProgramParts {
         links: vec![ProgramLink {
             channel: side.channel.clone(),
             scratch: Some(side.far(0, 2 * BYTES)),
+            lent: None,
             packets: None,
             fingerprints: [0; 2],
         }],
@@ -40,6 +41,8 @@ fn parts(side: &Side, threads: Vec<Vec<Op>>) -> ProgramParts {
         redop: ReduceOp::Sum,
         input_bytes: BYTES,
         output_bytes: BYTES,
+        lends: None,
+        host_output_bytes: 0,
         scratch_bytes: BYTES,
     }
 }

@@ -89,6 +89,7 @@ pub(super) fn divides<A: Algorithm + ?Sized>(algorithm: &A, shape: &Shape) -> bo
             shape.ranks > 1
                 && matches!(shape.count, Count::Even(_))
                 && !algorithm.has_packets()
+                && !algorithm.lends()
                 && algorithm.credits(shape).is_empty()
         }
     }

@@ -47,6 +47,7 @@ mod naive;
 mod nhr;
 mod pair;
 mod pairwise;
+mod pull;
 mod recursive_doubling;
 mod ring;
 mod ring_bidirectional;
@@ -75,6 +76,7 @@ pub use naive::Naive;
 pub use nhr::Nhr;
 pub use pair::Pair;
 pub use pairwise::Pairwise;
+pub use pull::Pull;
 pub use recursive_doubling::RecursiveDoubling;
 pub use ring::Ring;
 pub use ring_bidirectional::RingBidirectional;
@@ -124,6 +126,12 @@ pub trait Algorithm: Send + Sync {
 
     /// Whether its plans may have packets, which need ranks that map each other's memory.
     fn has_packets(&self) -> bool {
+        false
+    }
+
+    /// Whether its plans read input or output of other ranks, which need ranks that can read each
+    /// other's memory.
+    fn lends(&self) -> bool {
         false
     }
 
@@ -201,6 +209,7 @@ pub fn algorithms() -> &'static [&'static dyn Algorithm] {
         &Naive,
         &Hierarchical,
         &Pairwise,
+        &Pull,
         &Pair,
         &Handshake,
     ]

@@ -219,7 +219,9 @@ impl Communicator {
     pub fn costs(&self) -> (Machine, Site, Terms) {
         let planner = self.planner.borrow();
         let chooser = planner.chooser();
-        let terms = planner.terms(&self.membership, false);
+        // Who cannot find out cannot do it.
+        let lends = self.membership.lends_all().unwrap_or(false);
+        let terms = planner.terms_if(&self.membership, false, lends);
         (chooser.machine().clone(), chooser.site().clone(), terms)
     }
 

@@ -68,6 +68,8 @@ pub struct Terms {
     pub stream_bytes: u64,
     /// Whether only what combines in rank order is admitted.
     pub deterministic: bool,
+    /// Whether each rank can read memory of the others while they lend it.
+    pub lends: bool,
 }
 
 /// How an operation may go.
@@ -392,6 +394,8 @@ impl Chooser {
             Some("needs more than one host")
         } else if algorithm.has_packets() && !self.site.maps_all() {
             Some("needs ranks that all map each other's memory")
+        } else if algorithm.lends() && !(terms.lends && self.site.maps_all()) {
+            Some("needs ranks that can read each other's memory")
         } else if algorithm.has_packets() && hcomm_data::packet_lines(shape.count_bytes()) > lines {
             Some("has too many lines a packet")
         } else if terms.deterministic && !algorithm.combines_in_rank_order(shape) {

@@ -127,6 +127,9 @@ impl<'a> Footprints<'a> {
             Task::Write { peer, src, .. } => {
                 self.own_read(me, src, bytes) + self.peer_write(me, peer, bytes)
             }
+            Task::Read { peer, dst, src, .. } if src.buffer != Buffer::Scratch => {
+                self.lent(peer, bytes) + self.own_write(me, dst, bytes)
+            }
             Task::Read { peer, dst, .. } => {
                 self.peer_read(me, peer, bytes) + self.own_write(me, dst, bytes)
             }
@@ -203,6 +206,12 @@ impl<'a> Footprints<'a> {
             }
             Reach::Mapped => self.fetch(distance, bytes),
         }
+    }
+
+    /// Memory that a peer lends, by the system.
+    fn lent(&self, peer: Rank, bytes: u64) -> u64 {
+        let distance = self.ranks[peer.index()].user;
+        self.cost(Touch::Lent, distance, bytes) + 1000 * u64::from(self.machine.signals.lent_ns)
     }
 
     fn peer_write(&self, me: Rank, peer: Rank, bytes: u64) -> u64 {

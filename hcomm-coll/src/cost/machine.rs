@@ -12,7 +12,7 @@
 //! | `call_ns` | a call, beside its tasks |
 //! | `task_ns` | a task, beside its bytes |
 //! | `switch_ns` | until another rank runs on a core that ranks share |
-//! | `signals` | `alpha_ns`: from a record to its wait on another core; `late_ns`: a wait for what is there already; `packet_ns`: from a packet to who takes it; `line_ns`: each further line of a packet; `fetch_ns`: the first byte of what another core wrote |
+//! | `signals` | `alpha_ns`: from a record to its wait on another core; `late_ns`: a wait for what is there already; `packet_ns`: from a packet to who takes it; `line_ns`: each further line of a packet; `fetch_ns`: the first byte of what another core wrote; `lent_ns`: a copy by the system of what another rank lends |
 //! | `memory` | costs a byte, by how much else is touched until the same byte is touched again (see [`Memory`]) |
 //! | `combine_ps` | what arithmetic adds to a byte of a result, by data type |
 
@@ -78,6 +78,8 @@ pub struct Signals {
     pub line_ns: u32,
     /// Until the first byte comes of what another core wrote.
     pub fetch_ns: u32,
+    /// Until the system copies what another rank lends.
+    pub lent_ns: u32,
 }
 
 /// What it costs to touch a byte, in picoseconds.
@@ -100,6 +102,8 @@ pub struct Memory {
     pub offer_ps: Vec<u32>,
     /// To store into memory of a rank on another core, which reads it.
     pub put_ps: Vec<u32>,
+    /// To load, by the system, what another rank lends of its own memory.
+    pub lent_ps: Vec<u32>,
 }
 
 impl Default for Machine {
@@ -110,7 +114,8 @@ impl Default for Machine {
 
 impl Machine {
     /// The numbers that hold without a tuning file: two cores of a Sapphire Rapids in one socket,
-    /// 2 MiB of second-level cache each.
+    /// 2 MiB of second-level cache each. What is lent, and what is stored past the caches, is of a
+    /// Granite Rapids.
     #[must_use]
     pub fn built_in() -> Self {
         let combine = DataType::ALL.map(|dtype| (dtype.name().to_owned(), 0));
@@ -126,6 +131,7 @@ impl Machine {
                 packet_ns: 100,
                 line_ns: 8,
                 fetch_ns: 110,
+                lent_ns: 870,
             },
             memory: Memory {
                 distances: vec![
@@ -138,10 +144,11 @@ impl Machine {
                     96 << 20,
                 ],
                 read_ps: vec![8, 12, 16, 40, 40, 80, 170],
-                write_ps: vec![6, 15, 15, 27, 41, 80, 200],
+                write_ps: vec![6, 15, 15, 27, 41, 60, 60],
                 fetch_ps: vec![187, 106, 50, 55, 54, 106, 117],
                 offer_ps: vec![84, 60, 36, 37, 37, 40, 60],
                 put_ps: vec![84, 120, 120, 90, 70, 60, 60],
+                lent_ps: vec![25, 25, 25, 40, 70, 100, 170],
             },
             combine_ps: BTreeMap::from(combine),
         }
@@ -163,6 +170,7 @@ impl Machine {
                 packet_ns: alpha_ns,
                 line_ns: 0,
                 fetch_ns: 0,
+                lent_ns: 0,
             },
             memory: Memory {
                 distances: vec![1],
@@ -170,7 +178,8 @@ impl Machine {
                 write_ps: free.clone(),
                 fetch_ps: free.clone(),
                 offer_ps: free.clone(),
-                put_ps: free,
+                put_ps: free.clone(),
+                lent_ps: free,
             },
             combine_ps: BTreeMap::new(),
         }
@@ -224,6 +233,7 @@ impl Machine {
             ("signals.packet_ns", signals.packet_ns),
             ("signals.line_ns", signals.line_ns),
             ("signals.fetch_ns", signals.fetch_ns),
+            ("signals.lent_ns", signals.lent_ns),
         ] {
             if have > MOST_NS {
                 return wrong(field, format!("{have} is more than {MOST_NS}"));
@@ -249,6 +259,7 @@ impl Machine {
             ("memory.fetch_ps", &memory.fetch_ps),
             ("memory.offer_ps", &memory.offer_ps),
             ("memory.put_ps", &memory.put_ps),
+            ("memory.lent_ps", &memory.lent_ps),
         ] {
             if costs.len() != columns {
                 return wrong(
@@ -290,6 +301,7 @@ pub(super) enum Touch {
     Fetch,
     Offer,
     Put,
+    Lent,
 }
 
 impl Memory {
@@ -301,6 +313,7 @@ impl Memory {
             Touch::Fetch => &self.fetch_ps,
             Touch::Offer => &self.offer_ps,
             Touch::Put => &self.put_ps,
+            Touch::Lent => &self.lent_ps,
         };
         let behind = self.distances.partition_point(|at| *at <= distance);
         let last = self.distances.len() - 1;
@@ -374,6 +387,7 @@ mod tests {
             fetch_ps: vec![0, 0],
             offer_ps: vec![0, 0],
             put_ps: vec![0, 0],
+            lent_ps: vec![0, 0],
         };
         let cost = |distance| memory.cost_ps(Touch::Read, distance, 100);
         assert_eq!(

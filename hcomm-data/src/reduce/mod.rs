@@ -420,7 +420,7 @@ mod tests {
     fn hints_change_nothing_but_speed() {
         let bytes = 70_000;
         let a: Vec<u8> = (0..bytes).map(|i| (i * 7) as u8).collect();
-        for hint in [Hint::Local, Hint::HandOver] {
+        for hint in [Hint::Local, Hint::HandOver, Hint::Memory] {
             for shift in [0, 1, 4, 63] {
                 let mut b: Vec<u8> = (0..bytes).map(|i| (i * 5) as u8).collect();
                 let count = (bytes - shift) / 4;

@@ -13,6 +13,7 @@ use hcomm_transport::Capabilities;
 use hcomm_types::{DataType, Error, ErrorKind, MAX_NOTIFIES_PER_THREAD, ReduceOp, Result};
 
 use crate::channel::Channel;
+use crate::copy::Hint;
 use crate::domain::Domain;
 use crate::driver::{self, TimedOut, Wait};
 use crate::failure::Failure;
@@ -230,6 +231,7 @@ impl Thread {
             dtype,
             redop,
             notify,
+            hint: Hint::Local,
         };
         self.queue.submit(work, || {
             Task::Channel(
@@ -379,6 +381,7 @@ impl Thread {
         let work = Work::Copy {
             dst: dst.place()?,
             src: src.place()?,
+            hint: Hint::Local,
         };
         self.queue.submit(work, || Task::Copy {
             dst: dst.keep(),
@@ -411,6 +414,7 @@ impl Thread {
             b: b.place()?,
             dtype,
             redop,
+            hint: Hint::Local,
         };
         self.queue.submit(work, || Task::Reduce {
             dst: dst.keep(),
@@ -803,6 +807,7 @@ impl Thread {
             dst: dst.place(),
             src: src.remote(),
             notify,
+            hint: Hint::Local,
         };
         self.queue.submit(work, || {
             Task::Channel(

@@ -29,6 +29,7 @@ mod mixture;
 mod plans;
 mod primitives;
 mod programs;
+mod pull;
 mod queues;
 mod random;
 mod reference;

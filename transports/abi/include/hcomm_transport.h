@@ -473,6 +473,12 @@ typedef struct hcomm_data_ops_v1_t {
     // Wakes who sleeps at the peer: the host has recorded by itself (see `hcomm_peer_v1_t`) and seen in
     // the peer's bell that somebody does. *Optional.*
     void (*ring)(hcomm_channel_t *channel);
+    // Copies `bytes` bytes at `address` of the peer's process to `local`, without the peer. The
+    // peer lends that memory and keeps it as it is meanwhile, or says that it did not: the host
+    // looks before and after. `HCOMM_STATUS_UNSUPPORTED` where the peer's process cannot be read from
+    // here, also for zero bytes, which ask just that; `HCOMM_STATUS_SYSTEM` if there is no such memory,
+    // `HCOMM_STATUS_PEER_LOST` if there is no such process any more. *Optional.*
+    int32_t (*fetch)(hcomm_channel_t *channel, void *local, uint64_t address, uint64_t bytes);
 } hcomm_data_ops_v1_t;
 
 // The slow calls of a plugin. Entries marked *optional* may be null.

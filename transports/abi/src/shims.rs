@@ -160,6 +160,7 @@ impl<T: Transport> Tables<T> {
         wake_fd: Some(wake_fd::<T>),
         arm: Some(arm::<T>),
         ring: Some(ring::<T>),
+        fetch: Some(fetch::<T>),
     };
 
     const DATA_REF: &'static DataOpsV1 = &Self::DATA;
@@ -679,4 +680,18 @@ unsafe extern "C" fn arm<T: Transport>(device: *mut Device) -> i32 {
 unsafe extern "C" fn ring<T: Transport>(channel: *mut Channel) {
     // SAFETY: see above.
     T::ring(unsafe { &*channel.cast::<T::Channel>() });
+}
+
+unsafe extern "C" fn fetch<T: Transport>(
+    channel: *mut Channel,
+    local: *mut c_void,
+    address: u64,
+    bytes: u64,
+) -> i32 {
+    // SAFETY: see above.
+    let channel = unsafe { &*channel.cast::<T::Channel>() };
+    match T::fetch(channel, local.cast(), address, bytes) {
+        Ok(()) => STATUS_OK,
+        Err(status) => status,
+    }
 }

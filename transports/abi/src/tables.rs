@@ -607,6 +607,19 @@ pub struct DataOpsV1 {
     /// Wakes who sleeps at the peer: the host has recorded by itself (see [`PeerV1`]) and seen in
     /// the peer's bell that somebody does. *Optional.*
     pub ring: Option<unsafe extern "C" fn(channel: *mut Channel)>,
+    /// Copies `bytes` bytes at `address` of the peer's process to `local`, without the peer. The
+    /// peer lends that memory and keeps it as it is meanwhile, or says that it did not: the host
+    /// looks before and after. [`STATUS_UNSUPPORTED`] where the peer's process cannot be read from
+    /// here, also for zero bytes, which ask just that; [`STATUS_SYSTEM`] if there is no such memory,
+    /// [`STATUS_PEER_LOST`] if there is no such process any more. *Optional.*
+    pub fetch: Option<
+        unsafe extern "C" fn(
+            channel: *mut Channel,
+            local: *mut c_void,
+            address: u64,
+            bytes: u64,
+        ) -> i32,
+    >,
 }
 
 // SAFETY: the tables are read-only after they were built, and their raw pointers point to

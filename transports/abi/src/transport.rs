@@ -206,6 +206,13 @@ pub trait Transport: Sized + 'static {
     fn ring(channel: &Self::Channel) {
         let _ = channel;
     }
+
+    /// Copies memory of the peer's process to `local`, which has room for as many bytes; of zero
+    /// bytes, whether that can be done.
+    fn fetch(channel: &Self::Channel, local: *mut u8, address: u64, bytes: u64) -> Result<(), i32> {
+        let _ = (channel, local, address, bytes);
+        Err(STATUS_UNSUPPORTED)
+    }
 }
 
 /// Why a slow call failed: a negative status and a text for people.

@@ -326,6 +326,20 @@ impl RawDevice {
         }
     }
 
+    /// Calls `fetch` for memory of this process, with as many bytes as `local` has; `None` where the
+    /// entry is null.
+    pub(crate) fn fetch(
+        &self,
+        channel: *mut Channel,
+        local: &mut [u8],
+        address: u64,
+    ) -> Option<i32> {
+        let call = self.ops.fetch?;
+        let (to, bytes) = (local.as_mut_ptr().cast(), local.len() as u64);
+        // SAFETY: alive; `local` is ours and as long as we say.
+        Some(unsafe { call(channel, to, address, bytes) })
+    }
+
     /// What `describe` says its length is in a buffer of `capacity` bytes, the bytes, and whether
     /// it kept to the buffer; `None` where the entry is null.
     pub(crate) fn describe(

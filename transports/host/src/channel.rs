@@ -436,6 +436,34 @@ impl Channel {
         }
     }
 
+    /// Whether memory of the peer's process can be read from here; see [`Channel::fetch`].
+    #[must_use]
+    pub fn can_fetch(&self) -> bool {
+        let nothing = std::ptr::null_mut();
+        // SAFETY: the channel is alive; of no bytes nothing is written.
+        let status =
+            unsafe { (self.0.device.0.calls.fetch)(self.0.handle.as_ptr(), nothing, 0, 0) };
+        status == abi::STATUS_OK
+    }
+
+    /// Copies memory of the peer's process, where it lends some.
+    ///
+    /// # Safety
+    /// `local` is writable memory of as many bytes, to which no reference lives.
+    ///
+    /// # Errors
+    /// `Unsupported` where that cannot be done, `PeerLost`, or `System` if there is no such memory.
+    pub unsafe fn fetch(&self, local: NonNull<u8>, address: u64, bytes: u64) -> Result<()> {
+        let local = local.as_ptr().cast();
+        // SAFETY: the channel is alive; the caller has vouched for `local`.
+        let status =
+            unsafe { (self.0.device.0.calls.fetch)(self.0.handle.as_ptr(), local, address, bytes) };
+        match status {
+            0.. => Ok(()),
+            fault => Err(self.0.device.info().plugin.fault("fetch", fault, "")),
+        }
+    }
+
     /// State of the link. May make a system call.
     ///
     /// # Errors

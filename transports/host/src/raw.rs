@@ -136,6 +136,7 @@ filled_table! {
     wake_fd: fn(*mut Device) -> i32, or no_wake_fd;
     arm: fn(*mut Device) -> i32, or no_arm;
     ring: fn(*mut Channel), or no_ring;
+    fetch: fn(*mut Channel, *mut c_void, u64, u64) -> i32, or no_fetch;
 }
 
 unsafe extern "C" fn no_register(
@@ -177,3 +178,7 @@ unsafe extern "C" fn no_map_peer(_: *mut Channel, _: *mut PeerV1) -> i32 {
 }
 
 unsafe extern "C" fn no_ring(_: *mut Channel) {}
+
+unsafe extern "C" fn no_fetch(_: *mut Channel, _: *mut c_void, _: u64, _: u64) -> i32 {
+    STATUS_UNSUPPORTED
+}

@@ -12,18 +12,18 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use hcomm_transport_abi::{
     ChannelOptions, CountersV1, Fault, PeerV1, STATUS_LINK_DOWN, STATUS_NOT_CONNECTED, STATUS_OK,
-    STATUS_PEER_LOST,
+    STATUS_PEER_LOST, STATUS_UNSUPPORTED,
 };
 
 pub(crate) use connect::Arrival;
 pub(crate) use mail::Answer;
 
 use crate::device::{DeviceCore, Kind, Open, lock, next_number};
-use crate::direct::{Lender, Reach};
+use crate::direct::{Lender, Reach, fetch_own};
 use crate::segment::{Half, LINE_BYTES, PIECE_BYTES, Segment};
 use crate::socket::is_closed;
 use crate::staging::{Inbound, Outbound};
-use crate::sys::PeerBell;
+use crate::sys::{PeerBell, Span};
 use crate::wire::{ChannelBlob, Identity, MAX_NOTIFIES};
 use connect::Setup;
 use mail::Control;
@@ -307,6 +307,18 @@ impl ChannelInner {
             bell,
             state: self.end.state.as_ptr(),
         })
+    }
+
+    /// Copies memory that the peer's process lends; of zero bytes, whether that is possible.
+    pub(crate) fn fetch(&self, local: Span<'_>, address: u64) -> Result<(), i32> {
+        let link = self.usable()?;
+        match &link.side {
+            Side::Same(_) => fetch_own(local, address),
+            Side::Other(other) => match &other.reach {
+                Ok(reach) => reach.fetch(local, address),
+                Err(_) => Err(STATUS_UNSUPPORTED),
+            },
+        }
     }
 
     /// Wakes who sleeps at the peer, after the host has recorded by itself.

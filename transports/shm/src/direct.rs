@@ -58,11 +58,12 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use hcomm_transport_abi::{
-    Fault, Host, STATUS_BUSY, STATUS_PEER_LOST, STATUS_STALE_KEY, STATUS_SYSTEM,
+    Fault, Host, STATUS_BUSY, STATUS_PEER_LOST, STATUS_STALE_KEY, STATUS_SYSTEM, STATUS_UNSUPPORTED,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, getpid, pidfd_open};
+use rustix::time::{ClockId, clock_gettime};
 
 use crate::channel::End;
 use crate::device::{lock, random_token};
@@ -78,6 +79,9 @@ const PIECE_BYTES: u64 = 1 << 20;
 const BOUNCE_BYTES: u64 = 64 << 10;
 /// How long `deregister` waits for a peer that lives and does not leave.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// How long a process that was seen to live is taken for the same: process numbers do not go round
+/// in that time.
+const TRUST_MS: u64 = 50;
 /// The gate to the sample; its number is the channel's.
 const SAMPLE_GATE: u32 = 0;
 /// Words of a sample: what is read, and behind it what is written.
@@ -119,6 +123,8 @@ pub(crate) struct Reach {
     forbidden: OnceLock<String>,
     /// A region of the peer was not lent.
     declined: AtomicBool,
+    /// When the peer was last known to live, in ms of the system's clock.
+    seen: AtomicU64,
 }
 
 /// A region that the peer has lent.
@@ -404,6 +410,7 @@ impl Reach {
             bounce,
             forbidden: OnceLock::new(),
             declined: AtomicBool::new(false),
+            seen: AtomicU64::new(0),
         })
     }
 
@@ -489,6 +496,47 @@ impl Reach {
         Ok(())
     }
 
+    /// Copies memory that the peer lends in a way that the host watches over: what was copied while
+    /// it was taken back is not used. So there is no gate to it, and what a process of the same
+    /// number holds that came after the peer does no harm as long as the peer is known to have lived
+    /// a moment ago.
+    pub(crate) fn fetch(&self, local: Span<'_>, address: u64) -> Result<(), i32> {
+        if !self.is_open() {
+            return Err(STATUS_UNSUPPORTED);
+        }
+        let total = local.bytes() as u64;
+        let mut done = 0;
+        while done < total {
+            let bytes = PIECE_BYTES.min(total - done);
+            let part = local.part(done, bytes).ok_or(STATUS_SYSTEM)?;
+            let at = address.checked_add(done).ok_or(STATUS_SYSTEM)?;
+            match self.whole("process_vm_readv", read_process, at, part) {
+                Ok(()) => done += bytes,
+                Err(Stop::Failed(status)) => return Err(status),
+                Err(Stop::Forbidden) => return Err(STATUS_UNSUPPORTED),
+            }
+        }
+        if total > 0 && !self.lives() {
+            return Err(STATUS_PEER_LOST);
+        }
+        Ok(())
+    }
+
+    /// Whether the peer lives, or did so less than [`TRUST_MS`] ago.
+    fn lives(&self) -> bool {
+        let now = clock_gettime(ClockId::MonotonicCoarse);
+        let now = now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000;
+        let seen = self.seen.load(Ordering::Relaxed);
+        if seen != 0 && now.saturating_sub(seen) < TRUST_MS {
+            return true;
+        }
+        if self.life.is_over() {
+            return false;
+        }
+        self.seen.store(now, Ordering::Relaxed);
+        true
+    }
+
     fn step(&self, address: u64, local: Span<'_>, bounce: Span<'_>, how: Move) -> Result<(), Stop> {
         match how {
             Move::Write => self.whole("process_vm_writev", write_process, address, local),
@@ -541,6 +589,26 @@ impl Reach {
             }
             _ => Stop::Failed(STATUS_SYSTEM),
         }
+    }
+}
+
+/// Copies memory that another rank of this process lends; of zero bytes, whether that is possible.
+/// By the kernel, too: memory that is there no more is an error then.
+pub(crate) fn fetch_own(local: Span<'_>, address: u64) -> Result<(), i32> {
+    if local.bytes() > 0 {
+        return match read_process(getpid(), address, local) {
+            Ok(bytes) if bytes == local.bytes() => Ok(()),
+            _ => Err(STATUS_SYSTEM),
+        };
+    }
+    let word = Mapping::private(LINE_BYTES).map_err(|_| STATUS_UNSUPPORTED)?;
+    let (from, to) = (word.span().part(0, 8), word.span().part(8, 8));
+    let (Some(from), Some(to)) = (from, to) else {
+        return Err(STATUS_UNSUPPORTED);
+    };
+    match read_process(getpid(), from.address() as u64, to) {
+        Ok(8) => Ok(()),
+        _ => Err(STATUS_UNSUPPORTED),
     }
 }
 

@@ -155,6 +155,11 @@ impl Transport for Shm {
     fn ring(channel: &Channel) {
         channel.inner.ring_peer();
     }
+
+    fn fetch(channel: &Channel, local: *mut u8, address: u64, bytes: u64) -> Result<(), i32> {
+        let local = caller_memory(local, bytes).ok_or(STATUS_INVALID_ARGUMENT)?;
+        channel.inner.fetch(local, address)
+    }
 }
 
 const VERSION: &CStr =

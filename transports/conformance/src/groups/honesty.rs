@@ -72,6 +72,7 @@ pub(crate) const CHECKS: &[Check] = &[
     check("mapped_peer", Each::Device, mapped::table),
     check("mapped_notifies", Each::Placement, mapped::notifies),
     check("mapped_notifies_wake", Each::Apart, mapped::wakes),
+    check("fetch", Each::Device, mapped::fetch),
     check("description_fits", Each::Device, mapped::description_fits),
     check("description", Each::Placement, mapped::description),
 ];

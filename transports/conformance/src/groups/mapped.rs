@@ -267,6 +267,50 @@ pub(super) fn wakes(case: &Case) -> Result<(), Stop> {
     Ok(())
 }
 
+/// What `fetch` copies are the bytes that the peer's process has there, no less and no more; and what
+/// is not there is an error.
+pub(super) fn fetch(case: &Case) -> Result<(), Stop> {
+    case.needs(Capabilities::SAME_PROCESS)?;
+    let none = || Stop::Skip("`fetch` is unsupported".to_owned());
+    let pair = RawPair::new(case, 0, 64)?;
+    let (device, end) = (&pair.near, pair.near_end);
+    match device.fetch(end, &mut [], 0).ok_or_else(none)? {
+        STATUS_OK => {}
+        STATUS_UNSUPPORTED => return Err(none()),
+        status => return Err(fail(format!("fetch of no bytes: status {status}"))),
+    }
+    let content: Vec<u8> = (0..3_000_000_u32).map(|at| (at % 251) as u8).collect();
+    for (from, bytes) in [(0, 1), (13, 64), (4095, 4097), (1, 2_999_998)] {
+        const AROUND: usize = 32;
+        let mut local = vec![0xEE; bytes + 2 * AROUND];
+        let address = content[from..].as_ptr() as u64;
+        let status = device.fetch(end, &mut local[AROUND..AROUND + bytes], address);
+        ensure_eq(&format!("fetch of {bytes} bytes"), status, Some(STATUS_OK))?;
+        let (before, rest) = local.split_at(AROUND);
+        let (found, behind) = rest.split_at(bytes);
+        ensure(found == &content[from..from + bytes], || {
+            format!("fetch of {bytes} bytes at {from} brought others")
+        })?;
+        ensure(
+            before.iter().chain(behind).all(|byte| *byte == 0xEE),
+            || format!("fetch of {bytes} bytes wrote around them"),
+        )?;
+    }
+    for address in [0, 4096, u64::MAX - 7] {
+        let status = device.fetch(end, &mut [0; 64], address);
+        ensure(status.is_some_and(|status| status < 0), || {
+            format!("fetch from {address:#x}, where nothing is: status {status:?}")
+        })?;
+    }
+    let alone = Table::of(case.subject())?.open(case.info().index)?;
+    let (status, unconnected) = alone.create(0);
+    ensure_eq("create_channel", status, STATUS_OK)?;
+    let status = alone.fetch(unconnected, &mut [], 0);
+    ensure(status.is_some_and(|status| status < 0), || {
+        format!("fetch on an end without a peer: status {status:?}")
+    })
+}
+
 /// A description keeps to the buffer, and is a text however long that is.
 pub(super) fn description_fits(case: &Case) -> Result<(), Stop> {
     case.needs(Capabilities::SAME_PROCESS)?;

@@ -75,6 +75,9 @@ struct ShapeArgs {
     /// Only what combines in rank order, as with HCOMM_DETERMINISTIC=1
     #[arg(long)]
     deterministic: bool,
+    /// Whether ranks that map each other's memory can also read what the others lend: 1 or 0
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=1))]
+    lends: u8,
     /// Scratch memory of each rank for one operation [default: that of a communicator with a
     /// buffer of 16M]
     #[arg(long, value_parser = parse_bytes)]
@@ -125,6 +128,7 @@ impl ShapeArgs {
             scratch_bytes,
             stream_bytes: layout.map_or(0, |layout| layout.stream_bytes()),
             deterministic: self.deterministic,
+            lends: self.lends == 1,
         })
     }
 }

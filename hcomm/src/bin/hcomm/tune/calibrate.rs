@@ -116,6 +116,22 @@ fn memory(
     machine.memory.fetch_ps = fetch.iter().map(|cost| picoseconds(*cost)).collect();
     machine.memory.offer_ps = offer.iter().map(|cost| picoseconds(*cost)).collect();
     machine.memory.put_ps = put.iter().map(|cost| picoseconds(*cost)).collect();
+    // Where nobody lends, the numbers that are built in stay: they are not used.
+    if comm.costs().2.lends {
+        let line = per_time(watch, 32, |times| probe::loans(ranks, 64, times))?;
+        let first = (line - 2.0 * meeting - task).max(0.0);
+        machine.signals.lent_ns = nanoseconds(first);
+        let mut lent = Vec::new();
+        for (at, distance) in DISTANCES.into_iter().enumerate() {
+            // Input, and output for both.
+            let bytes = distance / 3 / 64 * 64;
+            let times = repeats(distance);
+            let round = per_time(watch, times, |times| probe::loans(ranks, bytes, times))?;
+            let cost = (round - 2.0 * meeting - task - first) * 1000.0 / bytes as f64;
+            lent.push((cost - write[at]).max(write[at] / 2.0));
+        }
+        machine.memory.lent_ps = lent.iter().map(|cost| picoseconds(*cost)).collect();
+    }
     // Arithmetic: what a combination takes longer than its loads and stores.
     for dtype in DataType::ALL {
         let bytes = DISTANCES[1] / 3 / 64 * 64;

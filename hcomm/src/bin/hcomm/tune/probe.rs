@@ -164,6 +164,31 @@ pub(super) fn exchanges(ranks: u32, bytes: u64, times: u32) -> Result<Plan> {
     }))
 }
 
+/// An all-gather of `bytes` bytes a rank, with so many rounds before it in which each rank copies what
+/// its peer lends.
+///
+/// # Errors
+/// As above.
+pub(super) fn loans(ranks: u32, bytes: u64, times: u32) -> Result<Plan> {
+    let gather = plain(Operation::AllGather, ranks, bytes, DataType::U8)?;
+    Ok(before(gather, 0, |me, _| {
+        let peer = Rank(me.0 ^ 1);
+        let round = [
+            Task::Record { peer, notify: HERE },
+            Task::Wait { peer, notify: HERE },
+            Task::Read {
+                peer,
+                dst: Loc::output(u64::from(peer.0) * bytes),
+                src: Loc::input(0),
+                bytes,
+            },
+            Task::Record { peer, notify: BACK },
+            Task::Wait { peer, notify: BACK },
+        ];
+        (0..times).flat_map(|_| round).collect()
+    }))
+}
+
 /// An all-gather of `bytes` bytes a rank, with so many rounds before it in which each rank writes
 /// its input into scratch memory of its peer, and takes what it got.
 ///
