@@ -904,6 +904,26 @@ impl InFlight {
         self.has_none(|cargo| cargo.reads)
     }
 
+    /// Whether a notify may be recorded on `channel`: no read is pending, and no write on another
+    /// channel, for whoever takes the notify may overwrite what that is read from. What was written on
+    /// this channel has been read when the notify behind it is there.
+    ///
+    /// # Errors
+    /// Those of [`InFlight::retire`].
+    pub(crate) fn admits_notify(&mut self, channel: &Channel) -> Result<bool, Failure> {
+        let admits = |flights: &[Flight]| {
+            flights.iter().all(|flight| {
+                let is_behind = flight.channel.is(channel);
+                !flight.reads && (is_behind || flight.channel.outgoing(false).is_complete())
+            })
+        };
+        if admits(&self.channels) {
+            return Ok(true);
+        }
+        self.retire()?;
+        Ok(admits(&self.channels))
+    }
+
     /// Whether a read into `place` may be posted beside what is pending: nothing else lands
     /// there, and no write is pending whose source it is, or which what is read may lie behind.
     ///

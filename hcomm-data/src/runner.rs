@@ -447,12 +447,16 @@ impl Runner {
         if self.index == 0 && !self.at.has_begun() {
             // Earlier tasks first: what they read must be here before it is sent, and what they
             // send must be gone before it is overwritten.
-            let mut reads = false;
+            let (mut reads, mut notifies) = (false, false);
             for index in 0..count {
-                reads |= matches!(get(index)?, Work::Read { .. } | Work::ReadReduce { .. });
+                let work = get(index)?;
+                reads |= matches!(work, Work::Read { .. } | Work::ReadReduce { .. });
+                notifies |= single(work, channel).is_some_and(|transfer| has_notify(&transfer));
             }
             let ready = if reads {
                 self.in_flight.is_empty()?
+            } else if notifies {
+                self.in_flight.admits_notify(channel)?
             } else {
                 self.in_flight.has_no_reads()?
             };
@@ -701,7 +705,14 @@ impl Runner {
         } = sending;
         if !self.at.sent && src.bytes() > 0 {
             // What was read before may be what is sent now.
-            if self.at.posted == 0 && !self.in_flight.has_no_reads()? {
+            let ready = if self.at.posted > 0 {
+                true
+            } else if notify.is_some() && dst.mapped().is_none() {
+                self.in_flight.admits_notify(channel)?
+            } else {
+                self.in_flight.has_no_reads()?
+            };
+            if !ready {
                 return self.wait_for(Reason::Completions);
             }
             if let Some(peer) = dst.mapped() {
@@ -884,7 +895,7 @@ impl Runner {
     }
 
     fn record(&mut self, channel: &Channel, notify: u32, fingerprint: [u64; 2]) -> Done {
-        if !self.in_flight.has_no_reads()? {
+        if !self.in_flight.admits_notify(channel)? {
             return self.wait_for(Reason::Completions);
         }
         // Mostly a store of ours. Behind something posted it goes the same way, to keep its place.

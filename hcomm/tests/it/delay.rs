@@ -17,6 +17,66 @@ fn sent(comm: &Communicator, before: Counters) -> u64 {
     comm.counters().descriptors - before.descriptors
 }
 
+/// Who takes a notify may overwrite what was written before it, on whatever channel: so it comes when
+/// that has been read.
+#[test]
+fn a_notify_on_one_link_waits_for_what_is_sent_on_another() {
+    const LONG: usize = 32 << 20;
+    team::run_with(3, &options(), |comm| {
+        let me = comm.rank().0;
+        let memory = comm.allocate("memory", LONG + BYTES).unwrap();
+        // Each pair makes its channel at the same place in its order.
+        let open = |peer| comm.open_channel(Rank(peer), 2).unwrap();
+        let thread = comm.thread(0).unwrap();
+        let (long, short) = (
+            memory.sub(0..LONG).unwrap(),
+            memory.sub(LONG..LONG + BYTES).unwrap(),
+        );
+        let [right, wrong] = [0, 1].map(|seed| samples::<u8>(ReduceOp::Sum, seed, 0, BYTES));
+        match me {
+            0 => {
+                let (one, two) = (open(1), open(2));
+                short.copy_from(&right).unwrap();
+                comm.barrier().unwrap();
+                let target = one.memory("memory").unwrap();
+                let part = |from, to| target.sub(from as u64..to as u64).unwrap();
+                // The long one keeps the line busy for milliseconds.
+                thread.write(&one.channel, &part(0, LONG), &long).unwrap();
+                let end = part(LONG, LONG + BYTES);
+                thread.write(&one.channel, &end, &short).unwrap();
+                thread.record(&two.channel, 0).unwrap();
+                thread.wait_blocking(&two.channel, 0, None).unwrap();
+                thread.record(&one.channel, 0).unwrap();
+                thread.synchronize(None).unwrap();
+                comm.barrier().unwrap();
+            }
+            1 => {
+                let zero = open(0);
+                comm.barrier().unwrap();
+                thread.wait_blocking(&zero.channel, 0, None).unwrap();
+                let mut found = vec![0; BYTES];
+                short.copy_to(&mut found).unwrap();
+                assert_same("written", &found, &right);
+                comm.barrier().unwrap();
+            }
+            _ => {
+                let zero = open(0);
+                short.copy_from(&wrong).unwrap();
+                comm.barrier().unwrap();
+                thread.wait_blocking(&zero.channel, 0, None).unwrap();
+                let target = zero.memory("memory").unwrap();
+                let end = target.sub(LONG as u64..(LONG + BYTES) as u64).unwrap();
+                thread
+                    .write_with_notify(&zero.channel, &end, &short, 0)
+                    .unwrap();
+                thread.synchronize(None).unwrap();
+                comm.barrier().unwrap();
+            }
+        }
+        comm.close().unwrap();
+    });
+}
+
 /// A one-sided write is one message; request, grant and data are three.
 #[test]
 fn a_write_is_one_message_and_a_handshaken_send_is_three() {
