@@ -911,17 +911,7 @@ impl InFlight {
     /// # Errors
     /// Those of [`InFlight::retire`].
     pub(crate) fn admits_notify(&mut self, channel: &Channel) -> Result<bool, Failure> {
-        let admits = |flights: &[Flight]| {
-            flights.iter().all(|flight| {
-                let is_behind = flight.channel.is(channel);
-                !flight.reads && (is_behind || flight.channel.outgoing(false).is_complete())
-            })
-        };
-        if admits(&self.channels) {
-            return Ok(true);
-        }
-        self.retire()?;
-        Ok(admits(&self.channels))
+        self.has_none(|cargo| cargo.reads || (cargo.has_memory() && !cargo.channel.is(channel)))
     }
 
     /// Whether a read into `place` may be posted beside what is pending: nothing else lands
@@ -1059,6 +1049,11 @@ impl Flight {
 }
 
 impl Cargo {
+    /// Whether more is on its way than notifies.
+    const fn has_memory(&self) -> bool {
+        self.hull.0 < self.hull.1
+    }
+
     fn touches(&self, place: Place<'_>) -> bool {
         let ((start, end), (from, to)) = (place.range(), self.hull);
         start < to && from < end

@@ -303,11 +303,11 @@ impl Program {
                 ),
             ));
         }
-        let lends_part = |line: &Slice| {
-            line.bytes() < LENT_BYTES || line.place().address().addr().get() % 8 != 0
+        let is_line = |line: &Slice| {
+            line.bytes() >= LENT_BYTES && line.place().address().addr().get().is_multiple_of(8)
         };
-        if parts.lends.as_ref().is_some_and(lends_part)
-            || (parts.lends.is_some() && parts.threads.len() > 1)
+        if let Some(line) = &parts.lends
+            && (!is_line(line) || parts.threads.len() > 1)
         {
             return Err(Error::new(
                 ErrorKind::InvalidArgument,

@@ -104,8 +104,8 @@ impl Algorithm for Pull {
             Operation::ReduceScatter => pull.reduce_scatter(),
             Operation::AllGather => pull.all_gather(),
             Operation::AllToAll => pull.all_to_all(),
-            Operation::Gather { root } => pull.to_root(root),
-            Operation::Broadcast { root } | Operation::Scatter { root } => pull.from_root(root),
+            Operation::Gather { root } => pull.collect(root),
+            Operation::Broadcast { root } | Operation::Scatter { root } => pull.spread(root),
             _ => {}
         }
         Ok(pull.tasks.finish(scratch))
@@ -201,7 +201,7 @@ impl Puller<'_> {
 
     /// The others also tell each other that they have begun, so that nobody leaves before all are
     /// there.
-    fn from_root(&mut self, root: Rank) {
+    fn spread(&mut self, root: Rank) {
         let (shape, me) = (self.shape, self.me);
         let part = match shape.operation {
             Operation::Scatter { .. } => shape.part(me),
@@ -224,7 +224,7 @@ impl Puller<'_> {
         }
     }
 
-    fn to_root(&mut self, root: Rank) {
+    fn collect(&mut self, root: Rank) {
         let (shape, me) = (self.shape, self.me);
         self.tell_all(BEGUN);
         if me != root {
