@@ -3,13 +3,17 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock};
 
-use hcomm_topo::{EndpointFacts, HostFacts, LiveSystem, RankFacts, Reach, discover};
+use hcomm_topo::{
+    EndpointFacts, HostFacts, Interface, InterfaceFilter, InterfaceKind, LiveSystem, RankFacts,
+    Reach, discover,
+};
 use hcomm_transport::{Capabilities, Device, DeviceInfo, Transports};
-use hcomm_types::{Error, ErrorKind, Location, ProcessId, Rank, Result};
+use hcomm_types::{Address, Error, ErrorKind, Location, ProcessId, Rank, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::cores::Cores;
 use crate::membership::lock;
+use crate::settings::Settings;
 use crate::tuning::Tuning;
 
 /// What a rank tells the others at start-up, besides what bootstrap itself needs.
@@ -54,8 +58,9 @@ pub(crate) struct Endpoints {
 }
 
 impl Endpoints {
-    /// All devices of all transports in use.
-    pub(crate) fn list(transports: &Transports) -> Result<Self> {
+    /// All devices of all transports in use; of those with an IP address, the ones on interfaces
+    /// that the settings choose.
+    pub(crate) fn list(transports: &Transports, settings: &Settings) -> Result<Self> {
         let mut infos = Vec::new();
         for plugin in transports.used() {
             infos.extend(plugin.devices()?);
@@ -69,6 +74,10 @@ impl Endpoints {
         if infos.iter().any(wide) {
             infos.retain(|info| reach(info.capabilities) != Reach::Process);
         }
+        let filter: InterfaceFilter = settings.socket_ifname().parse()?;
+        choose_addresses(&mut infos, &filter, &this_host()?.interfaces, |info| {
+            &info.address
+        });
         Ok(Self {
             infos,
             open: Mutex::new(HashMap::new()),
@@ -151,6 +160,36 @@ impl Endpoints {
     }
 }
 
+/// Keeps what has an IP address only where it is one of an interface that the filter lets pass. What
+/// bridges and tunnels of this host have is left out as well, if there are others that lead to other
+/// hosts and none was asked for by name: the same address is often found on each host.
+fn choose_addresses<T>(
+    list: &mut Vec<T>,
+    filter: &InterfaceFilter,
+    interfaces: &[Interface],
+    address_of: impl Fn(&T) -> &Address,
+) {
+    let interface_of = |item: &T| {
+        let Address::Ip(ip) = address_of(item) else {
+            return None;
+        };
+        let has = |interface: &&Interface| interface.addresses.iter().any(|a| a.ip == *ip);
+        interfaces.iter().find(has)
+    };
+    // An address of no known interface stays: nothing speaks against it.
+    list.retain(|item| interface_of(item).is_none_or(|found| filter.matches(&found.name)));
+    let is_detour = |interface: &Interface| {
+        matches!(
+            interface.kind,
+            InterfaceKind::Bridge | InterfaceKind::Tunnel
+        )
+    };
+    let leads_away = |interface: &Interface| !interface.loopback && !is_detour(interface);
+    if *filter == InterfaceFilter::all() && list.iter().filter_map(interface_of).any(leads_away) {
+        list.retain(|item| interface_of(item).is_none_or(|found| !is_detour(found)));
+    }
+}
+
 /// How far a device reaches, from what it promises.
 fn reach(capabilities: Capabilities) -> Reach {
     if capabilities.contains(Capabilities::CROSS_HOST) {
@@ -191,4 +230,62 @@ pub(crate) fn pid_namespace() -> Option<u64> {
     rustix::fs::stat("/proc/self/ns/pid")
         .ok()
         .map(|stat| stat.st_ino)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn interface(name: &str, kind: InterfaceKind, ip: &str) -> Interface {
+        Interface {
+            name: name.to_owned(),
+            index: 1,
+            kind,
+            mac: None,
+            addresses: vec![hcomm_topo::InterfaceAddress {
+                ip: ip.parse().unwrap(),
+                prefix_bits: 24,
+            }],
+            mtu_bytes: 1500,
+            up: true,
+            running: true,
+            loopback: kind == InterfaceKind::Loopback,
+            point_to_point: false,
+            default_route: false,
+            speed_bits_per_s: None,
+            numa_node: None,
+        }
+    }
+
+    #[test]
+    fn addresses_are_chosen_by_their_interface() {
+        let interfaces = [
+            interface("lo", InterfaceKind::Loopback, "127.0.0.1"),
+            interface("eth0", InterfaceKind::Ethernet, "10.0.0.1"),
+            interface("docker0", InterfaceKind::Bridge, "172.17.0.1"),
+        ];
+        let chosen = |filter: &str, interfaces: &[Interface]| -> Vec<String> {
+            let ips = ["127.0.0.1", "10.0.0.1", "172.17.0.1", "192.0.2.1"];
+            let mut list: Vec<Address> = ips.map(|ip| Address::Ip(ip.parse().unwrap())).into();
+            list.push(Address::Id(5));
+            choose_addresses(&mut list, &filter.parse().unwrap(), interfaces, |item| item);
+            list.iter().map(ToString::to_string).collect()
+        };
+        let id = Address::Id(5).to_string();
+        assert_eq!(
+            chosen("", &interfaces),
+            ["127.0.0.1", "10.0.0.1", "192.0.2.1", &id]
+        );
+        assert_eq!(
+            chosen("docker", &interfaces),
+            ["172.17.0.1", "192.0.2.1", &id]
+        );
+        assert_eq!(
+            chosen("^lo,eth", &interfaces),
+            ["172.17.0.1", "192.0.2.1", &id]
+        );
+        // Where nothing else leads out, a bridge does.
+        let bare = [interfaces[0].clone(), interfaces[2].clone()];
+        assert_eq!(chosen("", &bare).len(), 5);
+    }
 }

@@ -178,8 +178,8 @@ impl Membership {
 ///
 /// # Errors
 /// If the host cannot be discovered or a device not be asked.
-pub fn local_graph(ranks: u32, transports: &Transports) -> Result<RankGraph> {
-    let endpoints = Endpoints::list(transports)?.facts();
+pub fn local_graph(ranks: u32, transports: &Transports, settings: &Settings) -> Result<RankGraph> {
+    let endpoints = Endpoints::list(transports, settings)?.facts();
     let facts = (0..ranks)
         .map(|rank| {
             let mut facts = rank_facts(Rank(rank), rank, endpoints.clone())?;
@@ -241,7 +241,7 @@ impl Joining {
         let joining = Self {
             who,
             settings: settings.clone(),
-            endpoints: Some(Endpoints::list(transports)?),
+            endpoints: Some(Endpoints::list(transports, settings)?),
             group,
             listener: Some(MeshListener::bind(&outside, settings)?),
             surroundings: surroundings.clone(),

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::choice::{self, Allowed, Choice, NoLink, RefusedLink, RefusedPair, RefusedRank};
 use crate::facts::{EndpointFacts, RankFacts};
 use crate::host::HostFacts;
-use crate::link::{End, Layer, Link, Nearness, Refusal, join};
+use crate::link::{End, Layer, Link, Nearness, ROUTER_NS, Refusal, is_routed, join};
 
 /// Ranks, their endpoints, and the layers they form.
 ///
@@ -41,7 +41,8 @@ impl fmt::Display for InstanceId {
     }
 }
 
-/// Ranks that a layer joins: those of one host in layer 0, all ranks in layer 1.
+/// Ranks that a layer joins: those of one host in layer 0, all ranks in layer 1. Each network
+/// namespace of a machine counts as a host of its own: what joins ranks inside a host ends at it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Instance {
     /// Its number in the layer.
@@ -65,17 +66,28 @@ impl RankGraph {
         check_processes(&facts)?;
         share_hosts(&mut facts);
 
-        let mut numbers = HashMap::<HostId, u32>::new();
+        let mut numbers = HashMap::<HostId, Vec<(Option<&str>, u32)>>::new();
         let mut hosts = Vec::<Instance>::new();
         let mut host_of = Vec::with_capacity(facts.len());
         for RankFacts { rank, host, .. } in &facts {
             let next = Rank::from_index(hosts.len()).0;
-            let number = *numbers.entry(host.id.clone()).or_insert(next);
+            let space = host.network_namespace.as_deref();
+            let known = numbers.entry(host.id.clone()).or_default();
+            // Unknown namespaces count as equal: without /proc there are rarely several.
+            let same = |(other, _): &&(Option<&str>, u32)| {
+                *other == space || other.is_none() || space.is_none()
+            };
+            let number = known.iter().find(same).map_or(next, |(_, number)| *number);
             if number == next {
+                let name = match (known.is_empty(), space) {
+                    (false, Some(space)) => format!("{} {space}", host.name),
+                    _ => host.name.clone(),
+                };
+                known.push((space, number));
                 hosts.push(Instance {
                     id: InstanceId(number),
                     layer: Layer::HOST,
-                    name: host.name.clone(),
+                    name,
                     ranks: Vec::new(),
                 });
             }
@@ -219,25 +231,34 @@ impl RankGraph {
             return (links, refused);
         };
         let nearness = Nearness::of(&low.process, &high.process, layer == Layer::HOST);
+        let far = |from, to| layer != Layer::HOST && is_routed(low, from, high, to);
         for (i, from) in (0..).zip(&low.endpoints) {
             for (j, to) in (0..).zip(&high.endpoints) {
                 if from.protocol != to.protocol {
                     continue;
                 }
                 match admit(low, from, high, to, nearness, allowed) {
-                    Ok(last_resort) => links.push(Link {
-                        layer,
-                        protocol: from.protocol,
-                        from: a,
-                        to: b,
-                        from_endpoint: i,
-                        to_endpoint: j,
-                        transport: from.transport.clone(),
-                        latency_ns: from.latency_ns.max(to.latency_ns),
-                        bytes_per_s: from.bytes_per_s.min(to.bytes_per_s),
-                        hops: if layer == Layer::HOST { 1 } else { 2 },
-                        last_resort,
-                    }),
+                    Ok(last_resort) => {
+                        let routed = far(from, to);
+                        let router_ns = if routed { ROUTER_NS } else { 0 };
+                        links.push(Link {
+                            layer,
+                            protocol: from.protocol,
+                            from: a,
+                            to: b,
+                            from_endpoint: i,
+                            to_endpoint: j,
+                            transport: from.transport.clone(),
+                            latency_ns: from.latency_ns.max(to.latency_ns) + router_ns,
+                            bytes_per_s: from.bytes_per_s.min(to.bytes_per_s),
+                            hops: match (layer, routed) {
+                                (Layer::HOST, _) => 1,
+                                (_, false) => 2,
+                                (_, true) => 3,
+                            },
+                            last_resort,
+                        });
+                    }
                     Err(refusal) => refused.push(RefusedLink {
                         protocol: from.protocol,
                         a_endpoint: Some(i),

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use hcomm_types::{Address, Location, ProcessId, Protocol, Rank};
 use serde::{Deserialize, Serialize};
 
-use crate::facts::{EndpointFacts, Reach};
+use crate::facts::{EndpointFacts, RankFacts, Reach};
 use crate::host::HostFacts;
 use crate::interface::is_link_local;
 
@@ -51,7 +51,8 @@ pub struct Link {
     pub latency_ns: u64,
     /// Bytes per second after that: the smaller of the two ends; 0 if an end does not know.
     pub bytes_per_s: u64,
-    /// Wires on the way: 1 inside a host, 2 between hosts (to a switch and from it).
+    /// Wires on the way: 1 inside a host, 2 between hosts (to a switch and from it), 3 if there is
+    /// a router on the way, because the two addresses are of different networks.
     pub hops: u32,
     /// Rests on a link-local address: taken only if there is no other.
     pub last_resort: bool,
@@ -154,6 +155,12 @@ pub enum Refusal {
         /// The address.
         address: IpAddr,
     },
+    /// Both hosts have the address, so that each would reach itself.
+    #[error("both ranks have {address}, and are on different hosts")]
+    SameAddress {
+        /// The address.
+        address: IpAddr,
+    },
     /// A link-local address and a routable one do not meet between hosts.
     #[error("{a} and {b}: only one of them is link-local")]
     OtherScope {
@@ -207,6 +214,43 @@ pub(crate) fn join(a: End<'_>, b: End<'_>, nearness: Nearness) -> Result<bool, R
     }
 }
 
+/// What a router on the way adds to the time of the first byte: enough that of several links of like
+/// speed one without a router is taken, whatever the real one takes.
+pub(crate) const ROUTER_NS: u64 = 50_000;
+
+/// Whether two addresses, on different hosts, are of different networks: as far as the hosts know
+/// their networks.
+pub(crate) fn is_routed(
+    low: &RankFacts,
+    from: &EndpointFacts,
+    high: &RankFacts,
+    to: &EndpointFacts,
+) -> bool {
+    let (Address::Ip(a), Address::Ip(b)) = (&from.address, &to.address) else {
+        return false;
+    };
+    let network = |facts: &RankFacts, ip: &IpAddr| {
+        let interfaces = facts.host.interfaces.iter();
+        let mut addresses = interfaces.flat_map(|interface| &interface.addresses);
+        let found = addresses.find(|address| address.ip == *ip);
+        found.map(|address| address.prefix_bits)
+    };
+    let bits = [network(low, a), network(high, b)];
+    let shared = shared_bits(a.to_canonical(), b.to_canonical());
+    bits.into_iter()
+        .flatten()
+        .any(|bits| shared < u32::from(bits))
+}
+
+/// How many of the first bits of two addresses of one kind are the same.
+fn shared_bits(a: IpAddr, b: IpAddr) -> u32 {
+    match (a, b) {
+        (IpAddr::V4(a), IpAddr::V4(b)) => (a.to_bits() ^ b.to_bits()).leading_zeros(),
+        (IpAddr::V6(a), IpAddr::V6(b)) => (a.to_bits() ^ b.to_bits()).leading_zeros(),
+        _ => 0,
+    }
+}
+
 /// Whether an address can be that of one peer.
 pub(crate) fn is_peer_address(ip: IpAddr) -> bool {
     let broadcast = matches!(ip, IpAddr::V4(ip) if ip.is_broadcast());
@@ -252,6 +296,9 @@ fn addresses_meet(a: End<'_>, b: End<'_>, same_host: bool) -> Result<bool, Refus
         same_host && (namespace_a == namespace_b || namespace_a.is_none() || namespace_b.is_none());
     if !same_stack && let Some(address) = [ip_a, ip_b].into_iter().find(IpAddr::is_loopback) {
         return Err(Refusal::Loopback { address });
+    }
+    if !same_stack && ip_a == ip_b {
+        return Err(Refusal::SameAddress { address: ip_a });
     }
     let local = (is_link_local(ip_a), is_link_local(ip_b));
     if !same_stack && local.0 != local.1 {

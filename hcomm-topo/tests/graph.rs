@@ -280,6 +280,11 @@ fn addresses_must_meet() {
         refused("fe80::1", "2001:db8::1"),
         Refusal::OtherScope { .. }
     ));
+    assert!(matches!(
+        refused("172.17.0.1", "172.17.0.1"),
+        Refusal::SameAddress { .. }
+    ));
+    assert_eq!(links("172.17.0.1", "172.17.0.1", true).len(), 1);
     let link_local = links("169.254.1.1", "169.254.1.2", false);
     assert!(link_local.len() == 1 && link_local[0].last_resort);
 }
@@ -296,7 +301,10 @@ fn loopback_ends_at_the_network_namespace() {
         rank(1, &inner, 2, vec![tcp("127.0.0.1"), tcp("192.0.2.3")]),
     ])
     .unwrap();
-    assert_eq!(graph.instances(Layer::HOST).len(), 1);
+    // Memory is not shared across it, either: each counts as a host.
+    let hosts = graph.instances(Layer::HOST);
+    assert_eq!(hosts.len(), 2);
+    assert_ne!(hosts[0].name, hosts[1].name);
     let links: Vec<_> = graph
         .links(Rank(0), Rank(1))
         .iter()
@@ -306,15 +314,45 @@ fn loopback_ends_at_the_network_namespace() {
 }
 
 #[test]
+fn a_network_of_both_hosts_comes_before_a_router() {
+    let with_networks = |number: u32, networks: &[(&str, u8)]| {
+        let interfaces = networks.iter().map(|(ip, prefix_bits)| {
+            let text = format!(
+                r#"{{"name":"eth0","index":2,"kind":"ethernet","mtu_bytes":1500,"up":true,
+                "running":true,"loopback":false,"point_to_point":false,
+                "addresses":[{{"ip":"{ip}","prefix_bits":{prefix_bits}}}]}}"#
+            );
+            serde_json::from_str(&text).unwrap()
+        });
+        Arc::new(HostFacts {
+            interfaces: interfaces.collect(),
+            ..HostFacts::clone(&host_like(number))
+        })
+    };
+    let here = with_networks(0, &[("10.1.0.1", 16), ("10.2.0.1", 24)]);
+    let there = with_networks(1, &[("10.3.0.2", 16), ("10.2.0.2", 24)]);
+    let graph = RankGraph::build(vec![
+        rank(0, &here, 1, vec![tcp("10.1.0.1"), tcp("10.2.0.1")]),
+        rank(1, &there, 2, vec![tcp("10.3.0.2"), tcp("10.2.0.2")]),
+    ])
+    .unwrap();
+    let links = graph.links(Rank(0), Rank(1));
+    let hops: Vec<_> = links.iter().map(|link| (link.id(), link.hops)).collect();
+    assert_eq!(hops[0], ("0.1-1.1".to_owned(), 2));
+    assert!(hops.len() == 4 && hops[1..].iter().all(|(_, hops)| *hops == 3));
+    assert!(links[1].latency_ns > links[0].latency_ns);
+}
+
+#[test]
 fn link_local_is_the_last_resort_however_fast() {
-    let fast = EndpointFacts {
+    let fast = |ip| EndpointFacts {
         latency_ns: 1,
-        ..tcp("fe80::1")
+        ..tcp(ip)
     };
     let graph = two_ranks(
         false,
-        vec![fast.clone(), tcp("192.0.2.1")],
-        vec![fast, tcp("192.0.2.2")],
+        vec![fast("fe80::1"), tcp("192.0.2.1")],
+        vec![fast("fe80::2"), tcp("192.0.2.2")],
     );
     let choice = graph.choose(Rank(1), Rank(0), &Allowed::All).unwrap();
     assert_eq!(choice.link.id(), "0.1-1.1");

@@ -1,6 +1,7 @@
 //! Communicators of some of the ranks of another one.
 
 use hcomm_ctrl::{RootInfo, RootListener};
+use hcomm_topo::Layer;
 use hcomm_types::{Error, ErrorKind, Rank, Result};
 
 use crate::Communicator;
@@ -137,8 +138,9 @@ impl Communicator {
     /// Listens where the other members reach this rank.
     fn listen(&self, members: &[usize]) -> Result<RootListener> {
         let host = |rank: usize| {
-            let facts = self.graph().rank(Rank::from_index(rank));
-            facts.map(|facts| facts.host.id.clone())
+            let graph = self.graph();
+            let host = graph.instance_of(Layer::HOST, Rank::from_index(rank));
+            host.map(|host| host.id)
         };
         let mine = host(self.rank().index());
         let stays_here = members.iter().all(|member| host(*member) == mine);

@@ -2,6 +2,7 @@
 //! run.
 
 use hcomm_ctrl::Membership;
+use hcomm_topo::Layer;
 use hcomm_types::{Error, ErrorKind, Rank, Result};
 
 use super::choose::Chooser;
@@ -35,19 +36,12 @@ impl Chooser {
 
 fn site(membership: &Membership) -> Site {
     let graph = membership.graph();
-    // The number of a host is that of its first rank.
-    let mut names = Vec::new();
-    let hosts: Vec<u32> = graph
-        .ranks()
-        .iter()
-        .map(|facts| {
-            let known = names.iter().position(|name| *name == &facts.host.id);
-            known.unwrap_or_else(|| {
-                names.push(&facts.host.id);
-                names.len() - 1
-            }) as u32
-        })
-        .collect();
+    let of_rank = |rank| {
+        graph
+            .instance_of(Layer::HOST, rank)
+            .map_or(0, |host| host.id.0)
+    };
+    let hosts: Vec<u32> = (0..graph.size()).map(Rank).map(of_rank).collect();
     // One pair of each kind stands for all.
     let reach = |near: bool| {
         if membership.maps_all() {
@@ -68,6 +62,6 @@ fn site(membership: &Membership) -> Site {
         cores: membership.host_cores(),
         near: reach(true),
         far: reach(false),
-        hosts: (names.len() > 1).then(|| hosts.clone().into()),
+        hosts: (graph.instances(Layer::HOST).len() > 1).then(|| hosts.clone().into()),
     }
 }

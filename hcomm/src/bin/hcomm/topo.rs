@@ -75,7 +75,11 @@ fn discovered(args: &TopoArgs, options: &Options) -> Result<RankGraph> {
         comm.close()?;
         return Ok(graph);
     }
-    hcomm_ctrl::local_graph(args.ranks, &hcomm::load_transports(options)?)
+    hcomm_ctrl::local_graph(
+        args.ranks,
+        &hcomm::load_transports(options)?,
+        options.settings(),
+    )
 }
 
 /// A line for each device: how two processes of this host move bytes over it.
