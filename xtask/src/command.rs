@@ -12,10 +12,11 @@ use crate::needs;
 
 /// Packages whose built libraries `hcomm` finds beside itself. A new transport is listed here,
 /// unless it needs a vendor's library to be built.
-const TRANSPORTS: [&str; 3] = [
+const TRANSPORTS: [&str; 4] = [
     "hcomm-transport-delay",
     "hcomm-transport-loop",
     "hcomm-transport-shm",
+    "hcomm-transport-tcp",
 ];
 
 /// Builds `hcomm` and its transports and replaces this process by it. Returns only on failure.

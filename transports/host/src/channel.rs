@@ -475,7 +475,10 @@ impl Channel {
         // SAFETY: the channel is alive, `turn` is ours.
         match unsafe { (self.0.device.0.calls.check)(self.0.handle.as_ptr()) } {
             0.. => Ok(()),
-            fault => Err(self.0.device.info().plugin.fault("check", fault, "")),
+            fault => {
+                let plugin = self.0.device.info().plugin;
+                Err(plugin.fault("check", fault, &self.describe()))
+            }
         }
     }
 

@@ -41,6 +41,7 @@ const HOST: &str = "hcomm-transport";
 const CONFORMANCE: &str = "hcomm-transport-conformance";
 const LOOP: &str = "hcomm-transport-loop";
 const SHM: &str = "hcomm-transport-shm";
+const TCP: &str = "hcomm-transport-tcp";
 const FAULTY: &str = "hcomm-transport-faulty";
 /// Not a transport: a copy of the ABI's types with one edit, which the host has to refuse.
 const EDITED: &str = "hcomm-transport-edited";
@@ -61,10 +62,11 @@ const CRATES: [Arrows; 12] = [
     arrows(CTRL, &[DATA, HOST, TOPO, TYPES], &[ABI, LOOP, SHM, FAULTY]),
     // coll never names a transport: it knows capabilities and costs
     arrows(COLL, &[CTRL, DATA, TOPO, TYPES], &[HOST, ABI, LOOP, SHM]),
-    // shm is linked in, so that a program without a plugin folder runs
+    // shm is linked in, so that a program without a plugin folder runs; tcp is only named, so that
+    // cargo builds its .so beside each program and several hosts work as well
     arrows(
         "hcomm",
-        &[COLL, CTRL, DATA, HOST, SHM, TOPO, TYPES],
+        &[COLL, CTRL, DATA, HOST, SHM, TCP, TOPO, TYPES],
         &[ABI, LOOP, FAULTY],
     ),
     arrows(EDITED, &[ABI], &[]),
