@@ -300,6 +300,43 @@ fn between_hosts_it_is_worth_while_to_go_by_groups() {
     );
 }
 
+/// All ranks of a host share its interface: on one of 1 Gbit/s what crosses it less often is taken.
+/// Of powers of two, partners that exchange halves do so as well, for they begin inside a host.
+#[test]
+fn between_hosts_what_crosses_least_is_chosen() {
+    let of_hosts: [(&[u32], &str); 2] = [
+        (&[0, 0, 1, 1], "halving_doubling"),
+        (&[0, 0, 0, 1, 1, 1], "hierarchical"),
+    ];
+    for (hosts, expected) in of_hosts {
+        let site = Site {
+            cores: 4,
+            hosts: Some(hosts.into()),
+            near: Reach::Mapped,
+            far: Reach::Wire {
+                latency_ns: 5_000,
+                byte_ps: 8000,
+            },
+        };
+        let chooser = Chooser::new(Machine::built_in(), site);
+        let shape = shape(Operation::AllReduce, hosts.len() as u32, 16 << 20);
+        let terms = Terms {
+            scratch_bytes: 7 << 20,
+            ..TERMS
+        };
+        let comparison = chooser.compare(&shape, &terms);
+        let of = |name: &str| {
+            let mut all = comparison.candidates.iter();
+            let found = all.find(|candidate| candidate.means.name == name);
+            found.unwrap().prediction.total_ps
+        };
+        let means = chooser.choose(&shape, &terms).unwrap();
+        assert_eq!(means.name, expected);
+        assert!(of(expected) * 5 < of("ring") * 4);
+        assert!(of("hierarchical") < of("ring"));
+    }
+}
+
 /// Too many tasks to be run in virtual time, yet some way has to be taken.
 #[test]
 fn what_cannot_be_predicted_goes_somehow() {

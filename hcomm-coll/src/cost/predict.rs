@@ -577,7 +577,14 @@ impl Compiler<'_> {
             return None;
         };
         let lines = &mut self.lines;
-        let number = *self.wires.entry((from.0, to.0)).or_insert_with(|| {
+        let hosts = [from, to].map(|rank| self.site.host(rank));
+        // All that leaves a host for others goes by its one interface.
+        let ends = if hosts[0] == hosts[1] {
+            (from.0, to.0)
+        } else {
+            (hosts[0], u32::MAX)
+        };
+        let number = *self.wires.entry(ends).or_insert_with(|| {
             lines.push(Wire {
                 free: 0,
                 latency: NS.saturating_mul(latency_ns),

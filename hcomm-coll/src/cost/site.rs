@@ -9,7 +9,8 @@ use hcomm_types::Rank;
 pub enum Reach {
     /// By loads and stores of memory that both ranks map.
     Mapped,
-    /// By a transport, over a wire on which transfers of one rank to one other follow each other.
+    /// By a transport, over a wire on which transfers follow each other: those of one rank to one
+    /// other of its host, and all those that leave a host.
     Wire {
         /// Time of the first byte, in nanoseconds.
         latency_ns: u64,
