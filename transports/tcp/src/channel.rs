@@ -185,8 +185,7 @@ impl ChannelInner {
         }
     }
 
-    /// Sends what the socket takes; lent pieces from number `inline_from` on need no completion:
-    /// how many of them are done is returned.
+    /// Sends what the socket takes; see [`Outbound::pump`].
     pub(crate) fn pump(&self, link: &Link, outbound: &mut Outbound, inline_from: u64) -> Pump {
         let pumped = outbound.pump(&link.socket, inline_from);
         self.note(outbound);

@@ -323,6 +323,46 @@ fn both_sides_send_more_than_the_network_holds_before_either_receives() {
     assert!(at_a == source && at_b == source);
 }
 
+/// Who is told that a descriptor is done may use its memory again.
+#[test]
+fn a_post_says_of_its_own_descriptors_alone_that_they_are_done() {
+    const BYTES: usize = 1 << 20;
+    const POSTS: usize = 400;
+    let (a, b) = pair();
+    let mut memory = vec![0u8; BYTES];
+    let owned = region(&b, &mut memory);
+    let target = import(&a, &b, &owned);
+    let source = vec![1u8; BYTES];
+    let (mut pending, mut completed) = (Vec::new(), Vec::new());
+    let mut cookie = 0;
+    let mut in_turn = 0;
+    until("all posts", || {
+        let mut write = transfer(OP_WRITE, &source, &target);
+        write.cookie = cookie;
+        let posted = ops::post(&a, &[write]);
+        if posted.accepted == 1 {
+            cookie += 1;
+            if posted.inline_done == 0 {
+                pending.push(write.cookie);
+            }
+        }
+        completed.extend(completions(&a).into_iter().map(|(cookie, _)| cookie));
+        // Room comes and goes: the other side reads now and then.
+        in_turn += 1;
+        if in_turn % 7 == 0 {
+            progress(&[&b]);
+        }
+        (cookie as usize == POSTS).then_some(())
+    });
+    assert!(pending.len() > 10, "the queue was never full");
+    until("all completions", || {
+        progress(&[&a, &b]);
+        completed.extend(completions(&a).into_iter().map(|(cookie, _)| cookie));
+        (completed.len() >= pending.len()).then_some(())
+    });
+    assert_eq!(completed, pending);
+}
+
 #[test]
 fn a_notify_waits_for_the_reads_before_it_and_nothing_overtakes_it() {
     let mut memory = vec![4u8; 24 << 20];

@@ -28,7 +28,7 @@ pub(crate) fn post(channel: &Channel, batch: &[DescriptorV1]) -> Posted {
         Err(status) => return Posted { status, ..posted },
     };
     let mut outbound = lock(inner.outbound());
-    let lent_before = outbound.next_lent();
+    let first = outbound.next_number();
     for descriptor in batch {
         let taken = if posted.accepted == MAX_BATCH {
             Err(STATUS_INVALID_ARGUMENT)
@@ -45,7 +45,7 @@ pub(crate) fn post(channel: &Channel, batch: &[DescriptorV1]) -> Posted {
         posted.accepted += 1;
         count(channel, descriptor);
     }
-    match inner.pump(link, &mut outbound, lent_before) {
+    match inner.pump(link, &mut outbound, first) {
         Pump::Went(pumped) => posted.inline_done += pumped.inline_done,
         Pump::Failed(failure) => {
             drop(outbound);

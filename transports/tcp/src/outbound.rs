@@ -125,8 +125,8 @@ pub(crate) struct Outbound {
     pieces: VecDeque<Piece>,
     /// For the peer, as soon as there is room.
     words: VecDeque<Word>,
-    /// Descriptors that were accepted and are not on their way.
-    waiting: VecDeque<Job>,
+    /// Descriptors that were accepted and are not on their way, with their numbers.
+    waiting: VecDeque<(u64, Job)>,
     depth: usize,
     /// Sent or about to be: their answers come in this order.
     reads: VecDeque<Read>,
@@ -138,15 +138,15 @@ pub(crate) struct Outbound {
     /// Up to which of them the peer was asked to tell, and has told.
     asked: u64,
     flushed: u64,
-    /// Number of the next lent piece.
-    next_lent: u64,
+    /// Number of the next descriptor.
+    next_number: u64,
 }
 
 /// What a turn of [`Outbound::pump`] came to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Pumped {
     pub(crate) sent_bytes: u64,
-    /// Lent pieces that are done, of those from the given number on; others have a completion.
+    /// Descriptors that are done, of those from the given number on; others have a completion.
     pub(crate) inline_done: u32,
     /// Completions that were made.
     pub(crate) completed: usize,
@@ -170,7 +170,7 @@ impl Outbound {
             accepted: 0,
             asked: 0,
             flushed: 0,
-            next_lent: 0,
+            next_number: 0,
         }
     }
 
@@ -179,23 +179,25 @@ impl Outbound {
     /// # Errors
     /// `STATUS_NO_RESOURCE`.
     pub(crate) fn take(&mut self, job: Job) -> Result<bool, i32> {
+        let number = self.next_number;
         let done = if self.waiting.is_empty() && self.has_room(&job) {
-            self.put(job)
+            self.put(number, job)
         } else if self.waiting.len() < self.depth && self.done_has_room() {
-            self.waiting.push_back(job);
+            self.waiting.push_back((number, job));
             false
         } else {
             return Err(STATUS_NO_RESOURCE);
         };
+        self.next_number += 1;
         if !job.reads() {
             self.accepted += 1;
         }
         Ok(done)
     }
 
-    /// Number of the next lent piece.
-    pub(crate) const fn next_lent(&self) -> u64 {
-        self.next_lent
+    /// Number of the next descriptor.
+    pub(crate) const fn next_number(&self) -> u64 {
+        self.next_number
     }
 
     /// Puts something into the way of the peer.
@@ -272,7 +274,8 @@ impl Outbound {
         !self.pieces.is_empty()
     }
 
-    /// Sends what the socket takes. Lent pieces from number `inline_from` on need no completion.
+    /// Sends what the socket takes. Descriptors from number `inline_from` on need no completion if
+    /// they are done by that.
     ///
     /// # Errors
     /// Why the socket does not work, or `STATUS_STALE_KEY` for a region that ended while the peer
@@ -322,11 +325,11 @@ impl Outbound {
             }
             self.words.pop_front();
         }
-        while let Some(&job) = self.waiting.front()
+        while let Some(&(number, job)) = self.waiting.front()
             && self.has_room(&job)
         {
             self.waiting.pop_front();
-            if self.put(job) {
+            if self.put(number, job) {
                 self.complete(job.cookie, STATUS_OK);
             }
         }
@@ -353,7 +356,7 @@ impl Outbound {
     }
 
     /// Puts a descriptor on its way. Whether it is done.
-    fn put(&mut self, job: Job) -> bool {
+    fn put(&mut self, number: u64, job: Job) -> bool {
         let (header, len) = job.frame().encode();
         self.copy(&header[..len]);
         let bytes = job.local.bytes();
@@ -373,9 +376,8 @@ impl Outbound {
         self.pieces.push_back(Piece::Lent {
             span: job.local,
             cookie: job.cookie,
-            number: self.next_lent,
+            number,
         });
-        self.next_lent += 1;
         false
     }
 
@@ -499,7 +501,7 @@ impl Outbound {
                 self.done.push_back(completion(cookie, status));
             }
         }
-        for job in self.waiting.drain(..) {
+        for (_, job) in self.waiting.drain(..) {
             self.done.push_back(completion(job.cookie, status));
         }
         for read in self.reads.drain(..) {
