@@ -9,6 +9,7 @@ use std::process::ExitCode;
 mod cargo;
 mod command;
 mod error;
+mod hosts;
 mod loom;
 mod miri;
 mod needs;
@@ -28,6 +29,7 @@ Run hcomm, built in release together with its transports:
   transports ARGUMENTS…  hcomm transports
   hcomm ARGUMENTS…       any other command of hcomm
   peers [ARGUMENTS…]     hcomm beside other libraries, in one run: peers --help
+  hosts up|run|down      two hosts of network namespaces, and jobs on them: hosts --help
 
 Check the source:
   test [--quick]         everything that a change has to pass; --quick leaves out syscalls,
@@ -62,6 +64,14 @@ fn main() -> ExitCode {
         ("perf" | "run" | "topo" | "transports", _) => command::run(&arguments),
         ("hcomm", _) => command::run(rest),
         ("peers", _) => peers::run(&options),
+        ("hosts", ["--help"]) => {
+            println!("{}", hosts::HELP);
+            Ok(())
+        }
+        ("hosts", _) => match hosts::run(&options) {
+            Some(outcome) => outcome,
+            None => return wrong_usage(hosts::HELP),
+        },
         ("test", []) | ("ci", []) => test::run(test::Extent::Full),
         ("test", ["--quick"]) => test::run(test::Extent::Quick),
         ("soak", _) => match soak::run(&options) {

@@ -341,6 +341,9 @@ pub(crate) fn every_size<T: Sample>(comm: &Communicator) {
 /// Every algorithm by name, on sizes that it can plan.
 pub(crate) fn every_algorithm(comm: &Communicator) {
     for algorithm in algorithms::algorithms() {
+        if algorithm.has_packets() && !comm.maps_all() {
+            continue;
+        }
         comm.force_algorithm(Some(algorithm.name())).unwrap();
         let plans = |operation, count: usize| {
             let (dtype, redop) = (DataType::I64, ReduceOp::Sum);

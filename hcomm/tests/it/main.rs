@@ -20,6 +20,7 @@ mod death;
 mod delay;
 mod deterministic;
 mod examples;
+mod hosts;
 mod job;
 mod large;
 mod leaks;

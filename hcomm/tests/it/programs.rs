@@ -11,8 +11,8 @@ use serde_json::json;
 
 use crate::sample::{Sample as _, assert_same, samples};
 use crate::{
-    abort, batch, collectives, large, leaks, messages, mixture, primitives, rounds, several, steps,
-    subset, transfers,
+    abort, batch, collectives, hosts, large, leaks, messages, mixture, primitives, rounds, several,
+    steps, subset, transfers,
 };
 
 /// What stands before an error on stdout.
@@ -101,6 +101,7 @@ fn rank(name: &str) {
             primitives::windows_that_differ(&comm);
             primitives::memory_of_the_user(&comm);
         }
+        "hosts" => hosts::program(&comm),
         "abort" => {
             let error = abort::blocked_until_rank_0_is_told_to_abort(&comm);
             fail("abort", &error);
