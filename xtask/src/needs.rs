@@ -29,7 +29,7 @@ struct Program {
     needed: For,
 }
 
-const PROGRAMS: [Program; 4] = [
+const PROGRAMS: [Program; 5] = [
     Program {
         name: "cc",
         package: "build-essential",
@@ -46,6 +46,12 @@ const PROGRAMS: [Program; 4] = [
         name: "strace",
         package: "strace",
         reason: "shows that the data plane makes no system calls",
+        needed: For::Tests,
+    },
+    Program {
+        name: "ip",
+        package: "iproute2",
+        reason: "makes network namespaces, which stand for hosts",
         needed: For::Tests,
     },
     Program {
@@ -164,7 +170,7 @@ mod tests {
     #[test]
     fn each_package_is_named_once() {
         let all: Vec<&Program> = PROGRAMS.iter().collect();
-        assert_eq!(packages(&all), ["build-essential", "python3", "strace"]);
+        assert_eq!(packages(&all), ["build-essential", "iproute2", "python3", "strace"]);
         assert!(
             apt_line(&packages(&all))
                 .ends_with("--no-install-recommends build-essential python3 strace")
