@@ -214,6 +214,11 @@ where
         if self.phase.rounds() + LOOKS > self.domain.waiter().spins() || !self.is_alone() {
             return false;
         }
+        // Nothing comes while no device is asked.
+        let mut states = self.queues.clone().filter_map(|queue| queue.try_lock());
+        if states.any(|state| state.waits_for_device()) {
+            return false;
+        }
         let mut looks = Looks::new(LOOKS);
         loop {
             if self.would_advance() {

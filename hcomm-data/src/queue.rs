@@ -24,6 +24,10 @@ use crate::worker::Worker;
 
 /// Quick looks, or the time of so many, for what may come soon, before a task is queued for it.
 const LOOKS: u32 = 512;
+
+/// Turns of a device instead of them, where it has to be asked for what arrives: about as long as the
+/// answer of a peer that is busy with nothing else.
+const DEVICE_TURNS: u32 = 64;
 /// How often others on this core run meanwhile, where ranks share cores: each of a few ranks once or
 /// twice.
 const TURNS: u32 = 16;
@@ -207,7 +211,14 @@ impl Queue {
         if state.is_busy() || driver::listed() > 0 {
             return Ok(false);
         }
-        let mut looks = Looks::new(self.domain.waiter().spins().clamp(1, LOOKS));
+        let spins = self.domain.waiter().spins();
+        let mut looks = Looks::new(spins.clamp(1, LOOKS));
+        let device = channel.transport().device();
+        let mut turns = if device.needs_watching() {
+            spins.min(DEVICE_TURNS)
+        } else {
+            0
+        };
         loop {
             match channel.take(notify) {
                 Ok(true) => {
@@ -215,6 +226,14 @@ impl Queue {
                     driver::note_short_wait();
                     return Ok(true);
                 }
+                // It comes only by the device. One that fails is the business of a longer wait.
+                Ok(false) if turns > 0 => {
+                    turns -= 1;
+                    if device.progress().is_err() {
+                        return Ok(false);
+                    }
+                }
+                Ok(false) if device.needs_watching() => return Ok(false),
                 Ok(false) if looks.again() => {}
                 Ok(false) => return Ok(false),
                 Err(failure) => {
@@ -801,6 +820,15 @@ impl State {
                     .runner
                     .would_move(self.waited_channel(), &queue.notifies),
             }
+    }
+
+    /// Whether the task at the head waits for what comes only when a device is asked.
+    pub(crate) fn waits_for_device(&self) -> bool {
+        let for_completions = self.runner.reason() == Some(Reason::Completions);
+        for_completions
+            || self
+                .waited_channel()
+                .is_some_and(|channel| channel.transport().device().needs_watching())
     }
 
     /// The channel for which the task at the head waits, if it waits for one.

@@ -324,7 +324,9 @@ impl Worker {
             if self.is_over(served) {
                 return;
             }
-            if phase.rounds() + LOOKS <= self.waiter.spins() {
+            // Where devices have to be asked for what arrives, nothing comes meanwhile.
+            let is_told = !devices.iter().any(Device::needs_watching);
+            if is_told && phase.rounds() + LOOKS <= self.waiter.spins() {
                 let mut looks = Looks::new(LOOKS);
                 let found = loop {
                     if self.would_go_on(served) {
