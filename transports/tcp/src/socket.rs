@@ -11,6 +11,8 @@ use rustix::net::{
     getsockname, ipproto, socket_with,
 };
 
+use crate::sys::widen;
+
 /// A peer whose kernel has not answered for so long is gone. Long, because a peer that is only
 /// stopped, while its window is full, is judged by it as well.
 const PEER_TIMEOUT: Duration = Duration::from_secs(60);
@@ -18,12 +20,18 @@ const PEER_TIMEOUT: Duration = Duration::from_secs(60);
 const IDLE: Duration = Duration::from_secs(10);
 const ASK_EVERY: Duration = Duration::from_secs(5);
 const ASKS: u32 = 10;
+/// Receive window to begin with. It would grow by itself, but late: a message longer than it takes
+/// several turns of a round trip, and those that go to and fro hardly make it grow.
+const WINDOW_BYTES: i32 = 4 << 20;
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 1024;
 
 /// A listener at this address, at a port of the system's choice if the port is 0.
 pub(crate) fn listen(at: &SocketAddr) -> Result<(OwnedFd, SocketAddr), Errno> {
     let listener = new(at)?;
+    // Of whoever connects, too: one that has begun with pacing goes on with it, whatever it is told.
+    choose_congestion(&listener);
+    widen(&listener, WINDOW_BYTES);
     bind(&listener, at)?;
     rustix::net::listen(&listener, BACKLOG)?;
     let address = local(&listener);
@@ -79,13 +87,19 @@ fn prepare(socket: &OwnedFd) -> Result<(), Errno> {
     sockopt::set_tcp_keepintvl(socket, ASK_EVERY)?;
     sockopt::set_tcp_keepcnt(socket, ASKS)?;
     sockopt::set_tcp_user_timeout(socket, PEER_TIMEOUT.as_millis() as u32)?;
-    // It paces what it sends, which suits long ways through queues of others: between hosts side by
-    // side a message of 1 MiB takes four times as long. What else an operator has chosen stays.
+    choose_congestion(socket);
+    widen(socket, WINDOW_BYTES);
+    Ok(())
+}
+
+/// Takes `cubic` where the system would take `bbr`: that one paces what it sends, which suits long
+/// ways through queues of others; between hosts side by side a message of 1 MiB takes four times as
+/// long. What else an operator has chosen stays. Only of use before the socket is connected.
+fn choose_congestion(socket: &OwnedFd) {
     if congestion(socket).starts_with("bbr") {
         // Not every kernel has it; then the other one stays.
         let _ = sockopt::set_tcp_congestion(socket, "cubic");
     }
-    Ok(())
 }
 
 /// Name of the congestion control in use; empty if the system does not say.

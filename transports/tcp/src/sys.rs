@@ -250,6 +250,24 @@ fn repeat(mut call: impl FnMut() -> isize) -> Result<usize, Errno> {
     }
 }
 
+/// Asks for a receive window of `bytes` bytes at once, as far as the system's limit for windows that
+/// grow by themselves allows: to be woken only by so many bytes needs room for them. Who then wants to
+/// be woken by any keeps the room, and it may still grow.
+pub(crate) fn widen(socket: &OwnedFd, bytes: i32) {
+    for low in [bytes, 1] {
+        // SAFETY: the value is ours, and as long as is said. Where it fails the window stays as it is.
+        let _ = unsafe {
+            libc::setsockopt(
+                socket.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_RCVLOWAT,
+                (&raw const low).cast(),
+                size_of::<i32>() as libc::socklen_t,
+            )
+        };
+    }
+}
+
 /// The import that a descriptor names.
 pub(crate) fn import_of(descriptor: &DescriptorV1) -> Option<&Import> {
     // SAFETY: null, or a handle of an `Import` that is not released while `post` lasts.
