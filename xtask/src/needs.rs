@@ -173,7 +173,7 @@ mod tests {
         assert_eq!(packages(&all), ["build-essential", "iproute2", "python3", "strace"]);
         assert!(
             apt_line(&packages(&all))
-                .ends_with("--no-install-recommends build-essential python3 strace")
+                .ends_with("--no-install-recommends build-essential iproute2 python3 strace")
         );
     }
 
