@@ -170,7 +170,10 @@ mod tests {
     #[test]
     fn each_package_is_named_once() {
         let all: Vec<&Program> = PROGRAMS.iter().collect();
-        assert_eq!(packages(&all), ["build-essential", "iproute2", "python3", "strace"]);
+        assert_eq!(
+            packages(&all),
+            ["build-essential", "iproute2", "python3", "strace"]
+        );
         assert!(
             apt_line(&packages(&all))
                 .ends_with("--no-install-recommends build-essential iproute2 python3 strace")

@@ -197,7 +197,7 @@ impl Vectors {
 /// each is of a descriptor that has not completed, of a region that was entered, or of a buffer of
 /// the caller.
 pub(crate) fn send(socket: &OwnedFd, vectors: &Vectors) -> Result<usize, Errno> {
-    let message = message(vectors);
+    let message = message(&vectors.list[..vectors.count]);
     repeat(|| {
         // SAFETY: the message and what it points to are alive; the kernel only reads the pieces.
         unsafe {
@@ -214,15 +214,16 @@ pub(crate) fn send(socket: &OwnedFd, vectors: &Vectors) -> Result<usize, Errno> 
 /// the end of the stream, if there is room for anything. `target` is memory of a region that was
 /// entered, or of a descriptor that has not completed.
 pub(crate) fn receive(socket: &OwnedFd, target: Span, rest: &mut [u8]) -> Result<usize, Errno> {
-    let mut vectors = Vectors::new();
-    if target.bytes > 0 {
-        vectors.add(target);
-    }
-    vectors.add(Span {
+    let vector = |span: Span| libc::iovec {
+        iov_base: span.base.cast(),
+        iov_len: span.bytes,
+    };
+    let rest = Span {
         base: rest.as_mut_ptr(),
         bytes: rest.len(),
-    });
-    let mut message = message(&vectors);
+    };
+    let both = [vector(target), vector(rest)];
+    let mut message = message(if target.bytes > 0 { &both } else { &both[1..] });
     repeat(|| {
         // SAFETY: the message is ours; `rest` is borrowed for writing, `target` may be written by
         // the words above.
@@ -230,11 +231,11 @@ pub(crate) fn receive(socket: &OwnedFd, target: Span, rest: &mut [u8]) -> Result
     })
 }
 
-fn message(vectors: &Vectors) -> libc::msghdr {
+fn message(vectors: &[libc::iovec]) -> libc::msghdr {
     // SAFETY: a message header is integers and pointers, for which zero is a value.
     let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
-    message.msg_iov = vectors.list.as_ptr().cast_mut();
-    message.msg_iovlen = vectors.count as _;
+    message.msg_iov = vectors.as_ptr().cast_mut();
+    message.msg_iovlen = vectors.len() as _;
     message
 }
 
