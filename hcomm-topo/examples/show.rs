@@ -30,6 +30,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
+/// Folders of links, whose entries are kept as files with their targets.
+const LINKS: [&str; 2] = ["/sys/bus/pci/devices", "/sys/class/infiniband"];
+
 /// The live system, whose answers are written to files.
 struct Recorder {
     root: PathBuf,
@@ -56,6 +59,9 @@ impl System for Recorder {
             // Files are written when they are read. A folder that is only listed gets a file, since
             // archives and git keep no empty ones.
             let entry = format!("{path}/{name}");
+            if LINKS.contains(&path) {
+                continue;
+            }
             if LiveSystem.list(&entry).is_ok() {
                 self.keep(&format!("{entry}/.kept"), "")?;
             }

@@ -7,7 +7,9 @@ use std::str::FromStr;
 use hcomm_types::{Error, ErrorKind, HostId};
 
 use crate::host::{Cache, CacheKind, Core, HostFacts, NumaNode};
+use crate::infiniband;
 use crate::interface::{Interface, is_interface_name};
+use crate::pci;
 use crate::system::System;
 
 /// Finds out what the host behind `system` is made of.
@@ -43,6 +45,8 @@ pub fn discover(system: &dyn System) -> Result<HostFacts, DiscoverError> {
         numa_nodes,
         caches,
         interfaces,
+        pci: pci::devices(system),
+        infiniband: infiniband::devices(system),
         network_namespace,
         notes: reader.into_notes(),
     })

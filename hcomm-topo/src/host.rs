@@ -3,7 +3,9 @@
 use hcomm_types::HostId;
 use serde::{Deserialize, Serialize};
 
+use crate::infiniband::InfinibandDevice;
 use crate::interface::Interface;
+use crate::pci::PciDevice;
 use crate::pick::{Family, InterfaceFilter, NoInterface, Pick, pick};
 
 /// Facts about one host, as [`discover`](crate::discover) found them.
@@ -22,6 +24,13 @@ pub struct HostFacts {
     pub caches: Vec<Cache>,
     /// Network interfaces of this process's network namespace, by index.
     pub interfaces: Vec<Interface>,
+    /// Network cards and accelerators on PCI Express, by address; empty where the system has none or
+    /// does not tell.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pci: Vec<PciDevice>,
+    /// Devices for remote memory access, by name; empty likewise.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub infiniband: Vec<InfinibandDevice>,
     /// The network namespace. Loopback addresses reach only inside one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network_namespace: Option<String>,

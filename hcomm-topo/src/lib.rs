@@ -14,7 +14,7 @@
 //!
 //! * [`System`] is the only door to the outside: [`LiveSystem`] asks the kernel,
 //!   [`RecordedSystem`] reads files, so that no test depends on the machine it runs on.
-//! * [`HostFacts`] are cores, NUMA nodes, caches and network interfaces. What the system does not
+//! * [`HostFacts`] are cores, NUMA nodes, caches, network interfaces, cards and accelerators. What the system does not
 //!   tell is left out and named in [`HostFacts::notes`]; discovery never waits for it.
 //!   [`HostFacts::pick_interface`] finds the interface to speak through.
 //! * [`RankGraph`] has a [`Layer`] inside each host and one between hosts. Its memory grows with
@@ -65,9 +65,11 @@ mod dump;
 mod facts;
 mod graph;
 mod host;
+mod infiniband;
 mod interface;
 mod link;
 mod netlink;
+mod pci;
 mod pick;
 mod system;
 mod topology;
@@ -80,8 +82,10 @@ pub use discover::{DiscoverError, discover};
 pub use facts::{EndpointFacts, RankFacts, Reach};
 pub use graph::{GraphError, Instance, InstanceId, RankGraph};
 pub use host::{Cache, CacheKind, Core, HostFacts, NumaNode};
+pub use infiniband::{Gid, InfinibandDevice, InfinibandPort};
 pub use interface::{Interface, InterfaceAddress, InterfaceKind};
 pub use link::{Layer, Link, Refusal};
+pub use pci::{PciDevice, PciKind};
 pub use pick::{Family, InterfaceFilter, NoInterface, ParseFilterError, Pick};
 pub use system::{LiveSystem, MAX_FILE_BYTES, RecordedSystem, System};
 pub use topology::TopologyType;

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::{fs, io};
 
 use hcomm_topo::{
-    CacheKind, DiscoverError, Family, HostFacts, Interface, InterfaceFilter, LiveSystem,
+    CacheKind, DiscoverError, Family, HostFacts, Interface, InterfaceFilter, LiveSystem, PciKind,
     RecordedSystem, System, discover,
 };
 use hcomm_types::HostId;
@@ -114,6 +114,49 @@ fn two_sockets_with_a_network_card_each() {
     assert_eq!(pick("=eth3", Family::PreferV4), "203.0.113.7");
     assert_eq!(pick("^bond,eth", Family::PreferV4), "172.17.0.1");
     assert_eq!(pick("eth3", Family::OnlyV6), "fe80::7:5");
+}
+
+#[test]
+fn cards_and_their_ports_are_found_where_they_hang() {
+    let host = recorded("two_sockets");
+    let cards: Vec<_> = host
+        .pci
+        .iter()
+        .map(|card| (card.address.as_str(), card.kind, card.numa_node))
+        .collect();
+    assert_eq!(
+        cards,
+        [
+            ("0000:3b:00.0", PciKind::Network, Some(0)),
+            ("0000:3c:00.0", PciKind::Accelerator, Some(0)),
+            ("0000:af:00.0", PciKind::Network, Some(1)),
+        ]
+    );
+    assert_eq!(host.pci[0].interfaces, ["eth2"]);
+    assert_eq!(host.pci[0].way, ["pci0000:3a", "0000:3a:00.0"]);
+    assert_eq!(host.pci[2].bytes_per_s, Some(16_000_000_000 / 130 * 16 * 8));
+    // The accelerator is nearer to the card of its own socket.
+    assert_eq!(host.pci[1].hops(&host.pci[0]), Some(4));
+    assert_eq!(host.pci[1].hops(&host.pci[2]), None);
+
+    let [first, second] = &host.infiniband[..] else {
+        panic!("{:?}", host.infiniband);
+    };
+    assert_eq!(first.pci.as_deref(), Some("0000:3b:00.0"));
+    assert_eq!(first.firmware.as_deref(), Some("22.39.1002"));
+    let port = &second.ports[0];
+    assert!(port.active && port.ethernet && port.number == 1);
+    assert_eq!(port.bits_per_s, Some(200_000_000_000));
+    let gids: Vec<_> = port
+        .gids
+        .iter()
+        .map(|gid| (gid.index, gid.version_2, gid.gid.to_ipv4_mapped()))
+        .collect();
+    assert_eq!(
+        gids,
+        [(0, false, None), (1, true, Some([203, 0, 113, 7].into()))]
+    );
+    assert_eq!(port.gids[1].interface.as_deref(), Some("eth3"));
 }
 
 #[test]
@@ -289,6 +332,17 @@ fn files_with_any_content_are_survived() {
         ("sys/class/net/a/speed", "0"),
         ("sys/class/net/b/speed", "4294967295"),
         ("sys/class/net/c/speed", "fast"),
+        ("sys/bus/pci/devices/0000:00:01.0", "../../../../../etc"),
+        ("sys/bus/pci/devices/0000:00:02.0", "../../../devices/odd"),
+        ("sys/devices/odd/class", "0x020000"),
+        ("sys/devices/odd/vendor", "0xfffff"),
+        ("sys/class/infiniband/x", "../../devices/odd"),
+        ("sys/devices/odd/ports/1/gids/0", "no address"),
+        ("sys/devices/odd/ports/900/state", "4: ACTIVE"),
+        (
+            "sys/devices/odd/ports/1/rate",
+            "99999999999999999999 Gb/sec",
+        ),
         ("interfaces.json", &interfaces),
     ] {
         fs::create_dir_all(root.join(path).parent().unwrap()).unwrap();
@@ -296,6 +350,9 @@ fn files_with_any_content_are_survived() {
     }
     let host = discover(&RecordedSystem::new(root)).unwrap();
     assert_eq!(host.id.0, "name:x");
+    assert!(host.pci.is_empty(), "{:?}", host.pci);
+    let ports = &host.infiniband[0].ports;
+    assert!(ports.len() == 1 && ports[0].gids.is_empty() && ports[0].bits_per_s.is_none());
     assert_eq!(
         host.cores.iter().map(|core| core.cpu).collect::<Vec<_>>(),
         [0]

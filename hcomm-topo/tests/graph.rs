@@ -606,6 +606,8 @@ fn host_like(number: u32) -> Arc<HostFacts> {
         numa_nodes: vec![],
         caches: vec![],
         interfaces: vec![],
+        pci: vec![],
+        infiniband: vec![],
         network_namespace: None,
         notes: vec![],
     })
