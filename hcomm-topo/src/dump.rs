@@ -8,10 +8,10 @@ use hcomm_types::{ProcessId, ProtocolSet, Rank};
 use serde::{Deserialize, Serialize};
 
 use crate::choice::Allowed;
+use crate::fabric::FabricFacts;
 use crate::facts::{EndpointFacts, RankFacts, Reach};
 use crate::graph::{GraphError, Instance, RankGraph};
 use crate::host::HostFacts;
-use crate::link::Layer;
 
 const FORMAT: &str = "hcomm-rank-graph";
 const VERSION: u32 = 1;
@@ -50,6 +50,7 @@ impl RankGraph {
             version: VERSION,
             hosts,
             ranks,
+            fabric: self.fabric_facts().cloned(),
         };
         serde_json::to_string_pretty(&document).expect("the document has only string keys")
     }
@@ -85,7 +86,11 @@ impl RankGraph {
                 endpoints: entry.endpoints,
             })
         });
-        Self::build(facts.collect::<Result<_, _>>()?)
+        let graph = Self::build(facts.collect::<Result<_, _>>()?)?;
+        match document.fabric {
+            Some(fabric) => graph.with_fabric(fabric),
+            None => Ok(graph),
+        }
     }
 
     /// The graph as a drawing for Graphviz (`dot -Tsvg`): a box for each host, the link that
@@ -93,12 +98,14 @@ impl RankGraph {
     #[must_use]
     pub fn to_dot(&self) -> String {
         let mut dot = "graph hcomm {\n  compound=true;\n  node [shape=box];\n".to_owned();
-        for host in self.instances(Layer::HOST) {
+        for host in self.hosts() {
             self.draw_host(&mut dot, host);
         }
-        if self.instances(Layer::HOST).len() > 1 {
+        if let Some(facts) = self.fabric_facts() {
+            self.draw_switches(&mut dot, facts);
+        } else if self.hosts().len() > 1 {
             dot += "  network [shape=ellipse];\n";
-            for host in self.instances(Layer::HOST) {
+            for host in self.hosts() {
                 let label = self.protocols(host, Reach::Network);
                 line(
                     &mut dot,
@@ -178,6 +185,9 @@ struct Document {
     version: u32,
     hosts: Vec<Arc<HostFacts>>,
     ranks: Vec<RankEntry>,
+    /// Wires, where they are known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    fabric: Option<FabricFacts>,
 }
 
 #[derive(Serialize, Deserialize)]

@@ -8,9 +8,11 @@ use hcomm_types::{Error, ErrorKind, HostId, Protocol, Rank};
 use serde::{Deserialize, Serialize};
 
 use crate::choice::{self, Allowed, Choice, NoLink, RefusedLink, RefusedPair, RefusedRank};
+use crate::fabric::Fabric;
 use crate::facts::{EndpointFacts, RankFacts};
 use crate::host::HostFacts;
 use crate::link::{End, Layer, Link, Nearness, ROUTER_NS, Refusal, is_routed, join};
+use crate::wired::wired;
 
 /// Ranks, their endpoints, and the layers they form.
 ///
@@ -24,11 +26,20 @@ use crate::link::{End, Layer, Link, Nearness, ROUTER_NS, Refusal, is_routed, joi
 pub struct RankGraph {
     /// By rank.
     ranks: Vec<RankFacts>,
-    /// By rank: number of its instance in layer 0.
-    host_of: Vec<u32>,
+    /// By rank: number of its host.
+    pub(crate) host_of: Vec<u32>,
+    /// The ranks of each host, as instances of layer 0.
+    pub(crate) hosts: Vec<Instance>,
     /// By layer.
-    layers: Vec<Vec<Instance>>,
+    pub(crate) layers: Vec<Vec<Instance>>,
+    /// By layer and rank: number of its instance, or [`NOWHERE`].
+    pub(crate) instance_of: Vec<Vec<u32>>,
+    /// Wires, where they are known.
+    pub(crate) fabric: Option<Fabric>,
 }
+
+/// Stands for the instance of a rank that is in none.
+pub(crate) const NOWHERE: u32 = u32::MAX;
 
 /// Number of an instance in its layer: instances are counted by their lowest rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -41,15 +52,16 @@ impl fmt::Display for InstanceId {
     }
 }
 
-/// Ranks that a layer joins: those of one host in layer 0, all ranks in layer 1. Each network
-/// namespace of a machine counts as a host of its own: what joins ranks inside a host ends at it.
+/// Ranks that a layer joins: a net instance. Where wires are not known these are the ranks of one
+/// host in layer 0, and all ranks in layer 1. Each network namespace of a machine counts as a host of
+/// its own: what joins ranks inside a host ends at it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Instance {
     /// Its number in the layer.
     pub id: InstanceId,
     /// The layer.
     pub layer: Layer,
-    /// Name for people: the host's, or `network`.
+    /// Name for people: the host's, `network`, or what a file gives.
     pub name: String,
     /// Its ranks, in order.
     pub ranks: Vec<Rank>,
@@ -94,19 +106,24 @@ impl RankGraph {
             hosts[number as usize].ranks.push(*rank);
             host_of.push(number);
         }
-        let mut layers = vec![hosts];
-        if layers[0].len() > 1 {
+        let mut layers = vec![hosts.clone()];
+        let mut instance_of = vec![host_of.clone()];
+        if hosts.len() > 1 {
             layers.push(vec![Instance {
                 id: InstanceId(0),
                 layer: Layer::NETWORK,
                 name: "network".to_owned(),
                 ranks: facts.iter().map(|facts| facts.rank).collect(),
             }]);
+            instance_of.push(vec![0; facts.len()]);
         }
         Ok(Self {
             ranks: facts,
             host_of,
+            hosts,
             layers,
+            instance_of,
+            fabric: None,
         })
     }
 
@@ -134,7 +151,8 @@ impl RankGraph {
         self.rank(rank).map_or(&[], |facts| &facts.endpoints)
     }
 
-    /// The layers that the graph has: 0, and 1 if there are several hosts.
+    /// The layers that the graph has, from 0 on. Where wires are not known: 0, and 1 if there are
+    /// several hosts.
     pub fn layers(&self) -> impl Iterator<Item = Layer> + use<> {
         let count = u8::try_from(self.layers.len()).unwrap_or(u8::MAX);
         (0..count).map(Layer)
@@ -150,11 +168,11 @@ impl RankGraph {
     /// The instance of a layer that a rank belongs to.
     #[must_use]
     pub fn instance_of(&self, layer: Layer, rank: Rank) -> Option<&Instance> {
-        let host = *self.host_of.get(rank.index())?;
-        match layer {
-            Layer::HOST => self.instances(layer).get(host as usize),
-            _ => self.instances(layer).first(),
-        }
+        let number = *self
+            .instance_of
+            .get(usize::from(layer.0))?
+            .get(rank.index())?;
+        self.instances(layer).get(number as usize)
     }
 
     /// The ranks that share a rank's instance at a layer, itself included, in order.
@@ -175,21 +193,33 @@ impl RankGraph {
         links
     }
 
-    /// The links from `a` to `b` at one layer, best first. A pair has links at one layer only.
+    /// The links from `a` to `b` at one layer, best first. A pair has links at one layer only: the
+    /// lowest that joins it.
     #[must_use]
     pub fn links_at(&self, layer: Layer, a: Rank, b: Rank) -> Vec<Link> {
-        if self.layer_of(a, b) == Some(layer) {
-            self.links(a, b)
-        } else {
-            Vec::new()
-        }
+        let mut links = self.links(a, b);
+        links.retain(|link| link.layer == layer);
+        links
     }
 
-    /// The layer at which two ranks meet.
+    /// The layer at which two ranks meet: the lowest with a net that has both.
     #[must_use]
     pub fn layer_of(&self, a: Rank, b: Rank) -> Option<Layer> {
-        let (a, b) = (self.host_of.get(a.index())?, self.host_of.get(b.index())?);
-        Some(if a == b { Layer::HOST } else { Layer::NETWORK })
+        let layers = (0..).map(Layer).zip(&self.instance_of);
+        for (layer, instances) in layers {
+            let (a, b) = (instances.get(a.index())?, instances.get(b.index())?);
+            if a == b && *a != NOWHERE {
+                return Some(layer);
+            }
+        }
+        None
+    }
+
+    /// Whether two ranks run on one host.
+    #[must_use]
+    pub fn same_host(&self, a: Rank, b: Rank) -> bool {
+        let host = |rank: Rank| self.host_of.get(rank.index());
+        host(a).is_some() && host(a) == host(b)
     }
 
     /// Chooses the link between two ranks: of those whose transport is allowed, the one with the
@@ -225,16 +255,29 @@ impl RankGraph {
     /// Every pair of endpoints of two ranks, lower rank first: links, best first, and refusals.
     fn examine(&self, a: Rank, b: Rank, allowed: &Allowed) -> (Vec<Link>, Vec<RefusedLink>) {
         let (mut links, mut refused) = (Vec::new(), Vec::new());
-        let (Some(low), Some(high), Some(layer)) =
-            (self.rank(a), self.rank(b), self.layer_of(a, b))
-        else {
+        let (Some(low), Some(high)) = (self.rank(a), self.rank(b)) else {
             return (links, refused);
         };
-        let nearness = Nearness::of(&low.process, &high.process, layer == Layer::HOST);
-        let far = |from, to| layer != Layer::HOST && is_routed(low, from, high, to);
+        let same_host = self.same_host(a, b);
+        // Ranks that no net joins may still reach each other by their addresses.
+        let layer = self.layer_of(a, b).unwrap_or(Layer::NETWORK);
+        let nearness = Nearness::of(&low.process, &high.process, same_host);
+        let far = |from, to| !same_host && is_routed(low, from, high, to);
         for (i, from) in (0..).zip(&low.endpoints) {
             for (j, to) in (0..).zip(&high.endpoints) {
                 if from.protocol != to.protocol {
+                    continue;
+                }
+                if let Some(wires) = self.wires((a, i), (b, j)) {
+                    match wired(from, to, wires, allowed) {
+                        Ok(joined) => links.push(self.link_over(joined, (a, i), (b, j), from, to)),
+                        Err(refusal) => refused.push(RefusedLink {
+                            protocol: from.protocol,
+                            a_endpoint: Some(i),
+                            b_endpoint: Some(j),
+                            refusal,
+                        }),
+                    }
                     continue;
                 }
                 match admit(low, from, high, to, nearness, allowed) {
@@ -243,16 +286,19 @@ impl RankGraph {
                         let router_ns = if routed { ROUTER_NS } else { 0 };
                         links.push(Link {
                             layer,
+                            plane: 0,
                             protocol: from.protocol,
                             from: a,
                             to: b,
                             from_endpoint: i,
                             to_endpoint: j,
+                            from_port: None,
+                            to_port: None,
                             transport: from.transport.clone(),
                             latency_ns: from.latency_ns.max(to.latency_ns) + router_ns,
                             bytes_per_s: from.bytes_per_s.min(to.bytes_per_s),
-                            hops: match (layer, routed) {
-                                (Layer::HOST, _) => 1,
+                            hops: match (same_host, routed) {
+                                (true, _) => 1,
                                 (_, false) => 2,
                                 (_, true) => 3,
                             },
@@ -280,6 +326,9 @@ impl RankGraph {
             b_endpoint: Some(j),
             refusal: Refusal::NoCounterpart { protocol, rank: a },
         }));
+        if let Some(lowest) = links.iter().map(|link| link.layer).min() {
+            links.retain(|link| link.layer == lowest);
+        }
         links.sort_by_key(choice::order);
         (links, refused)
     }
@@ -348,6 +397,12 @@ pub enum GraphError {
         known_format: &'static str,
         /// The one version that is understood.
         known_version: u32,
+    },
+    /// Wires that contradict each other or the ranks.
+    #[error("the wires make no sense: {problem}")]
+    Fabric {
+        /// What is wrong, with the values.
+        problem: String,
     },
     /// A rank names a host that the text does not list.
     #[error("rank {rank} is on host number {host}, but {hosts} hosts are listed")]

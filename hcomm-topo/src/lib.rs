@@ -9,7 +9,9 @@
 //! ```text
 //!  System ── discover ──> HostFacts ──┐
 //!  (live, recorded)                   ├──> RankFacts ×n ── build ──> RankGraph ── choose ──> Choice
-//!  transports ──> EndpointFacts ──────┘                     to_json / from_json / to_dot
+//!  transports ──> EndpointFacts ──────┘          │          to_json / from_json / to_dot / to_svg
+//!                                                │
+//!  rank table, topology file, cluster, dump ── load: ranks and FabricFacts
 //! ```
 //!
 //! * [`System`] is the only door to the outside: [`LiveSystem`] asks the kernel,
@@ -17,8 +19,11 @@
 //! * [`HostFacts`] are cores, NUMA nodes, caches, network interfaces, cards and accelerators. What the system does not
 //!   tell is left out and named in [`HostFacts::notes`]; discovery never waits for it.
 //!   [`HostFacts::pick_interface`] finds the interface to speak through.
-//! * [`RankGraph`] has a [`Layer`] inside each host and one between hosts. Its memory grows with
-//!   ranks, not with pairs.
+//! * [`RankGraph`] has a [`Layer`] inside each host and one between hosts; with [`FabricFacts`] (who is
+//!   plugged in where) it has up to eight, with structures inside them, and knows the way of each link
+//!   ([`RankGraph::path`]). Its memory grows with ranks, not with pairs.
+//! * [`load`] makes one from what others wrote. What is wrong there is one [`SourceError`], with line,
+//!   field and value.
 //! * Errors and choices are explained in words: [`Choice::why`], [`Pick::why`], [`NoLink`].
 //!
 //! ```
@@ -61,7 +66,9 @@
 
 mod choice;
 mod discover;
+mod draw;
 mod dump;
+mod fabric;
 mod facts;
 mod graph;
 mod host;
@@ -71,14 +78,20 @@ mod link;
 mod netlink;
 mod pci;
 mod pick;
+mod source;
 mod system;
 mod topology;
+mod wired;
 
 pub use choice::{
     Allowed, Choice, NoLink, ParseAllowedError, REFERENCE_BYTES, RefusedLink, RefusedPair,
     RefusedRank,
 };
 pub use discover::{DiscoverError, discover};
+pub use fabric::{
+    CableFacts, CableId, FabricFacts, MAX_LAYER, NetFacts, PlaneFacts, PortFacts, PortId, Segment,
+    SwitchFacts, SwitchId,
+};
 pub use facts::{EndpointFacts, RankFacts, Reach};
 pub use graph::{GraphError, Instance, InstanceId, RankGraph};
 pub use host::{Cache, CacheKind, Core, HostFacts, NumaNode};
@@ -87,5 +100,7 @@ pub use interface::{Interface, InterfaceAddress, InterfaceKind};
 pub use link::{Layer, Link, Refusal};
 pub use pci::{PciDevice, PciKind};
 pub use pick::{Family, InterfaceFilter, NoInterface, ParseFilterError, Pick};
+pub use source::{Loaded, MAX_SOURCE_BYTES, SourceError, load};
 pub use system::{LiveSystem, MAX_FILE_BYTES, RecordedSystem, System};
 pub use topology::TopologyType;
+pub use wired::TopologyInstance;

@@ -6,11 +6,13 @@ use std::net::IpAddr;
 use hcomm_types::{Address, Location, ProcessId, Protocol, Rank};
 use serde::{Deserialize, Serialize};
 
+use crate::fabric::PortId;
 use crate::facts::{EndpointFacts, RankFacts, Reach};
 use crate::host::HostFacts;
 use crate::interface::is_link_local;
 
-/// Layer of the graph: how far apart two ranks are.
+/// Layer of the graph: how far apart two ranks are. 0 is the innermost; files may describe up to
+/// [`MAX_LAYER`](crate::MAX_LAYER).
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
@@ -35,6 +37,8 @@ impl fmt::Display for Layer {
 pub struct Link {
     /// How far apart the ranks are.
     pub layer: Layer,
+    /// The structure inside the layer that it belongs to: the topology instance.
+    pub plane: u32,
     /// What is spoken.
     pub protocol: Protocol,
     /// The rank that asked.
@@ -45,14 +49,20 @@ pub struct Link {
     pub from_endpoint: u32,
     /// Number of the endpoint at `to`.
     pub to_endpoint: u32,
+    /// The port at `from`, where wires are known. Links that leave through one port share it.
+    pub from_port: Option<PortId>,
+    /// The port at `to`.
+    pub to_port: Option<PortId>,
     /// Name of the transport plugin that serves both ends.
     pub transport: String,
-    /// Time of the first byte, in nanoseconds: the larger of the two ends.
+    /// Time of the first byte, in nanoseconds: the larger of the two ends, and what the way adds.
     pub latency_ns: u64,
-    /// Bytes per second after that: the smaller of the two ends; 0 if an end does not know.
+    /// Bytes per second after that: the smaller of the two ends and of all wires on the way; 0 if an
+    /// end does not know.
     pub bytes_per_s: u64,
-    /// Wires on the way: 1 inside a host, 2 between hosts (to a switch and from it), 3 if there is
-    /// a router on the way, because the two addresses are of different networks.
+    /// Wires on the way. Where they are not known 1 inside a host, 2 between hosts (to a switch and
+    /// from it), 3 if there is a router on the way, because the two addresses are of different
+    /// networks.
     pub hops: u32,
     /// Rests on a link-local address: taken only if there is no other.
     pub last_resort: bool,
@@ -87,6 +97,8 @@ impl Link {
             to: self.from,
             from_endpoint: self.to_endpoint,
             to_endpoint: self.from_endpoint,
+            from_port: self.to_port,
+            to_port: self.from_port,
             ..self
         }
     }
@@ -127,6 +139,9 @@ pub enum Refusal {
         /// `host` or `device`.
         place: &'static str,
     },
+    /// Both ends have ports, and no wire leads from one to the other.
+    #[error("no cable and no switch joins their ports")]
+    NotWired,
     /// An end reaches only its own process.
     #[error("it reaches only ranks of the same process")]
     OtherProcess,
@@ -257,7 +272,7 @@ pub(crate) fn is_peer_address(ip: IpAddr) -> bool {
     !(broadcast || ip.is_unspecified() || ip.is_multicast())
 }
 
-fn legal(endpoint: &EndpointFacts) -> Result<(), Refusal> {
+pub(crate) fn legal(endpoint: &EndpointFacts) -> Result<(), Refusal> {
     let protocol = endpoint.protocol;
     let (served, place) = match endpoint.location {
         Location::Host => (protocol.serves_host(), "host"),

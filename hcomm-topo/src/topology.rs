@@ -21,8 +21,33 @@ pub enum TopologyType {
     Mesh,
     /// Every pair, through switches.
     Switched,
+    /// In a circle, each with two neighbours.
+    Ring,
+    /// In rows and columns; those of one row directly, and those of one column.
+    Mesh2d,
+    /// Packages of two dies that are joined directly, and all dies through switches.
+    PairedDies,
+    /// Two groups, each joined directly, and all through switches.
+    TwoMeshes,
     /// Some pairs have no link at this layer.
     Partial,
+}
+
+impl TopologyType {
+    /// Name for people.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Single => "single",
+            Self::Mesh => "mesh",
+            Self::Switched => "switched",
+            Self::Ring => "ring",
+            Self::Mesh2d => "2D mesh",
+            Self::PairedDies => "paired dies",
+            Self::TwoMeshes => "two meshes",
+            Self::Partial => "partial",
+        }
+    }
 }
 
 impl RankGraph {
@@ -32,6 +57,8 @@ impl RankGraph {
         let instance = self.instances(layer).get(instance.0 as usize)?;
         Some(if instance.ranks.len() == 1 {
             TopologyType::Single
+        } else if let Some(fabric) = &self.fabric {
+            self.wired_type(fabric, instance)
         } else if !self.all_joined(instance) {
             TopologyType::Partial
         } else if layer == Layer::HOST {
