@@ -16,6 +16,7 @@ mod command_perf;
 mod command_perf_plan;
 mod command_plan;
 mod command_run;
+mod command_topo;
 mod death;
 mod delay;
 mod deterministic;

@@ -1,32 +1,50 @@
-//! `hcomm topo`: the rank graph, discovered on this host or loaded from a file.
+//! `hcomm topo`: the rank graph, discovered on this host or read from a file.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 use hcomm::{Options, RankGraph};
-use hcomm_topo::{Allowed, Layer};
+use hcomm_topo::{Allowed, Loaded, MAX_SOURCE_BYTES};
 use hcomm_types::{Error, ErrorKind, Rank, Result};
 
 use crate::{output, transports};
 
 /// Shows the rank graph: hosts, endpoints, and the link chosen between each pair of ranks. Without
-/// --load it is that of N ranks on this host; under a launcher it is that of its job.
+/// --file it is that of N ranks on this host; under a launcher it is that of its job.
 #[derive(Debug, Args)]
 pub(crate) struct TopoArgs {
     /// Ranks on this host, when the graph is discovered
     #[arg(short = 'p', long = "ranks", default_value_t = 2,
-          value_parser = clap::value_parser!(u32).range(1..=4096), conflicts_with = "load")]
+          value_parser = clap::value_parser!(u32).range(1..=4096), conflicts_with = "file")]
     ranks: u32,
-    /// Load the graph from this file, written by --dump
-    #[arg(long)]
-    load: Option<PathBuf>,
+    #[command(flatten)]
+    source: SourceArgs,
     /// Write the graph as JSON to this file; `-` prints it
-    #[arg(long, conflicts_with = "dot")]
+    #[arg(long, conflicts_with_all = ["dot", "svg", "json"])]
     dump: Option<PathBuf>,
+    /// Print the graph as JSON
+    #[arg(long, conflicts_with_all = ["dot", "svg"])]
+    json: bool,
     /// Print the graph in the language of Graphviz
-    #[arg(long)]
+    #[arg(long, conflicts_with = "svg")]
     dot: bool,
+    /// Print the graph as a picture (SVG)
+    #[arg(long)]
+    svg: bool,
+}
+
+/// A graph in files.
+#[derive(Debug, Args)]
+pub(crate) struct SourceArgs {
+    /// Read the graph from this file: one that --dump wrote, a rank table (1.0, 1.2, 2.0), a topology
+    /// file (2.0), or a description of a cluster
+    #[arg(long, alias = "load", value_name = "FILE")]
+    pub(crate) file: Option<PathBuf>,
+    /// With a rank table: the topology file that says how its ranks are wired
+    #[arg(long, value_name = "FILE", requires = "file")]
+    pub(crate) topology: Option<PathBuf>,
 }
 
 /// Shows the graph.
@@ -37,33 +55,77 @@ pub(crate) fn topo(args: &TopoArgs) -> Result<u8> {
     // Of a loaded graph, too, the links are shown that would be chosen here and now.
     let options = Options::from_env()?;
     let allowed = hcomm_ctrl::allowed(options.settings())?;
-    let graph = match &args.load {
-        Some(path) => load(path)?,
-        None => discovered(args, &options)?,
-    };
-    match (&args.dump, args.dot) {
-        (Some(path), _) if path.as_os_str() == "-" => print(&graph.to_json()),
-        (Some(path), _) => fs::write(path, graph.to_json() + "\n")
-            .map_err(|error| Error::system(format!("writing {}", path.display()), error)),
-        (None, true) => print(&graph.to_dot()),
-        (None, false) => {
-            let mut text = describe(&graph, &allowed);
-            if args.load.is_none() {
-                text += &tried(&options)?;
-            }
-            print(&text)
+    let (graph, notes) = match &args.source.file {
+        Some(path) => {
+            let Loaded { graph, notes } = load(path, args.source.topology.as_deref())?;
+            (graph, notes)
         }
+        None => (discovered(args, &options)?, Vec::new()),
+    };
+    if let Some(path) = args.dump.as_ref().filter(|path| path.as_os_str() != "-") {
+        return fs::write(path, graph.to_json() + "\n")
+            .map(|()| 0)
+            .map_err(|error| Error::system(format!("writing {}", path.display()), error));
     }
-    .map(|()| 0)
+    let text = if args.json || args.dump.is_some() {
+        graph.to_json()
+    } else if args.dot {
+        graph.to_dot()
+    } else if args.svg {
+        graph.to_svg()
+    } else {
+        let mut text = describe(&graph, &allowed);
+        for note in notes {
+            text += &format!("\nnote: {note}");
+        }
+        if args.source.file.is_none() {
+            text += &tried(&options)?;
+        }
+        text
+    };
+    print(&text).map(|()| 0)
 }
 
-fn load(path: &Path) -> Result<RankGraph> {
-    let text = fs::read_to_string(path)
-        .map_err(|error| Error::system(format!("reading {}", path.display()), error))?;
-    RankGraph::from_json(&text).map_err(|error| {
+/// The graph in a file, with the topology file beside it if there is one.
+///
+/// # Errors
+/// If they cannot be read, or are no graph: then with line, field and value.
+pub(crate) fn load(path: &Path, topology: Option<&Path>) -> Result<Loaded> {
+    let text = read(path)?;
+    let beside = topology.map(read).transpose()?;
+    hcomm_topo::load(&text, beside.as_deref()).map_err(|error| {
+        let file = match topology {
+            Some(topology) if error.problem.ends_with("(in the topology file)") => topology,
+            _ => path,
+        };
         Error::new(
             ErrorKind::InvalidArgument,
-            format!("{}: {error}", path.display()),
+            format!("{}: {error}", file.display()),
+        )
+    })
+}
+
+/// A file as text; what is longer than any graph is not read to its end.
+fn read(path: &Path) -> Result<String> {
+    let failed = |error| Error::system(format!("reading {}", path.display()), error);
+    let file = File::open(path).map_err(failed)?;
+    let mut bytes = Vec::new();
+    file.take(MAX_SOURCE_BYTES + 1)
+        .read_to_end(&mut bytes)
+        .map_err(failed)?;
+    String::from_utf8(bytes).map_err(|error| {
+        let valid = error.utf8_error().valid_up_to();
+        let line = error.as_bytes()[..valid]
+            .iter()
+            .filter(|b| **b == b'\n')
+            .count()
+            + 1;
+        Error::new(
+            ErrorKind::InvalidArgument,
+            format!(
+                "{}: line {line}: the file is no text (UTF-8)",
+                path.display()
+            ),
         )
     })
 }
@@ -96,11 +158,65 @@ fn tried(options: &Options) -> Result<String> {
     Ok(lines)
 }
 
+/// Hosts and ranks of a graph that are shown.
+const HOSTS: usize = 64;
+const RANKS: usize = 64;
+
+/// A line for each layer, and for what its first net is made of.
+fn describe_layers(graph: &RankGraph) -> Vec<String> {
+    let mut lines = Vec::new();
+    for layer in graph.layers() {
+        let nets = graph.instances(layer);
+        let sizes = nets.iter().map(|net| net.ranks.len());
+        let (smallest, largest) = (sizes.clone().min(), sizes.max());
+        let (smallest, largest) = (smallest.unwrap_or(0), largest.unwrap_or(0));
+        let ranks = if smallest == largest {
+            format!("{largest}")
+        } else {
+            format!("{smallest} to {largest}")
+        };
+        lines.push(format!(
+            "layer {layer}: {} net{} of {ranks} rank{}",
+            nets.len(),
+            if nets.len() == 1 { "" } else { "s" },
+            if largest == 1 { "" } else { "s" }
+        ));
+        let Some(net) = nets.iter().find(|net| net.ranks.len() == largest) else {
+            continue;
+        };
+        let kind = graph.topology_type(layer, net.id);
+        let planes = graph.topology_instances(layer, net.id);
+        let planes: Vec<String> = planes
+            .iter()
+            .map(|it| {
+                let (plane, kind) = (it.plane, it.kind.name());
+                match &it.groups[..] {
+                    [group] => format!("plane {plane} {kind} of {}", group.len()),
+                    groups => format!("plane {plane} {} times {kind}", groups.len()),
+                }
+            })
+            .collect();
+        lines.push(format!(
+            "    {}: {}; {}",
+            net.name,
+            kind.map_or("unknown", hcomm_topo::TopologyType::name),
+            planes.join(", ")
+        ));
+    }
+    lines
+}
+
 fn describe(graph: &RankGraph, allowed: &Allowed) -> String {
     let mut lines = Vec::new();
-    for instance in graph.instances(Layer(0)) {
+    if graph.fabric_facts().is_some() {
+        lines.extend(describe_layers(graph));
+    }
+    for instance in graph.hosts().iter().take(HOSTS) {
         let ranks: Vec<String> = instance.ranks.iter().map(ToString::to_string).collect();
         lines.push(format!("host {}: ranks {}", instance.name, ranks.join(" ")));
+        if graph.fabric_facts().is_some() {
+            continue;
+        }
         if let Some(facts) = instance.ranks.first().and_then(|&rank| graph.rank(rank)) {
             let host = &facts.host;
             lines.push(format!(
@@ -118,13 +234,19 @@ fn describe(graph: &RankGraph, allowed: &Allowed) -> String {
             }
         }
     }
-    for facts in graph.ranks() {
+    if graph.hosts().len() > HOSTS {
+        lines.push(format!("and {} more hosts", graph.hosts().len() - HOSTS));
+    }
+    for facts in graph.ranks().iter().take(RANKS) {
         let endpoints: Vec<String> = facts
             .endpoints
             .iter()
             .map(|e| format!("{} {} ({})", e.transport, e.device, e.protocol))
             .collect();
         lines.push(format!("rank {}: {}", facts.rank, endpoints.join(", ")));
+    }
+    if graph.ranks().len() > RANKS {
+        lines.push(format!("and {} more ranks", graph.ranks().len() - RANKS));
     }
     // All pairs of a large graph would be a page for nobody.
     const SHOWN: u32 = 16;
