@@ -43,6 +43,7 @@ mod fingerprint;
 mod given;
 pub mod plan;
 mod planner;
+pub mod simulate;
 pub mod verify;
 
 pub use communicator::{BatchItem, BatchSlice, Communicator, Elements, Request};

@@ -66,7 +66,7 @@ impl Algorithm for HalvingDoubling {
 }
 
 /// A block for each rank that acts.
-fn all_reduce(folded: &Folded, me: Rank) -> TwoPhases {
+pub(super) fn all_reduce(folded: &Folded, me: Rank) -> TwoPhases {
     let all = |_| (0..folded.acting).collect::<Vec<u32>>();
     let mut halving = vec![Step::default(); folded.steps() as usize];
     let mut doubling = halving.clone();

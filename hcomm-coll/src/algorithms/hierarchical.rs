@@ -112,17 +112,17 @@ impl Algorithm for Hierarchical {
 }
 
 /// Who is near whom.
-struct Groups {
+pub(super) struct Groups {
     /// The group of each rank, and its index there.
-    of: Vec<(usize, u64)>,
+    pub(super) of: Vec<(usize, u64)>,
     /// The ranks of each group.
-    ranks: Vec<Vec<Rank>>,
+    pub(super) ranks: Vec<Vec<Rank>>,
     /// Ranks of the largest group.
-    lanes: u64,
+    pub(super) lanes: u64,
 }
 
 impl Groups {
-    fn new(shape: &Shape, params: &Params) -> Result<Self, PlanError> {
+    pub(super) fn new(shape: &Shape, params: &Params) -> Result<Self, PlanError> {
         let numbers = params.groups.as_deref();
         if let Some(numbers) = numbers
             && numbers.len() != shape.ranks as usize
@@ -132,7 +132,7 @@ impl Groups {
                 need: shape.ranks,
             });
         }
-        let mut known = std::collections::HashMap::new();
+        let mut known = rustc_hash::FxHashMap::default();
         let mut of = Vec::new();
         let mut ranks: Vec<Vec<Rank>> = Vec::new();
         for rank in shape.all_ranks() {
@@ -149,17 +149,17 @@ impl Groups {
     }
 
     /// Number of ranks of a group.
-    fn size(&self, group: usize) -> u64 {
+    pub(super) fn size(&self, group: usize) -> u64 {
         self.ranks[group].len() as u64
     }
 
     /// The rank of a lane in a group.
-    fn at(&self, group: usize, lane: u64) -> Rank {
+    pub(super) fn at(&self, group: usize, lane: u64) -> Rank {
         self.ranks[group][(lane % self.size(group)) as usize]
     }
 
     /// The lanes of a rank.
-    fn lanes_of(&self, rank: Rank) -> impl Iterator<Item = u64> + use<> {
+    pub(super) fn lanes_of(&self, rank: Rank) -> impl Iterator<Item = u64> + use<> {
         let (group, index) = self.of[rank.index()];
         (index..self.lanes).step_by(self.ranks[group].len())
     }

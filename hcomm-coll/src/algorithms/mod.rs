@@ -20,6 +20,9 @@
 //! | `pair` | send_recv | two slots at the receiver, with credits |
 //! | `handshake` | send_recv | request, grant, data: to be measured beside |
 //!
+//! [`HierarchicalLog`] is `hierarchical` with a logarithmic number of steps across, for clusters of many
+//! hosts: it is taken by its type, and by the simulator.
+//!
 //! Every rank plans for itself with [`Algorithm::plan_rank`]; [`Algorithm::plan`] puts all ranks
 //! together for the verifier. All ranks must use the same [`Params`].
 //!
@@ -37,6 +40,7 @@ mod flows;
 mod halving_doubling;
 mod handshake;
 mod hierarchical;
+mod hierarchical_log;
 mod knomial;
 mod layout;
 mod links;
@@ -68,6 +72,7 @@ pub use bruck::Bruck;
 pub use halving_doubling::HalvingDoubling;
 pub use handshake::Handshake;
 pub use hierarchical::Hierarchical;
+pub use hierarchical_log::HierarchicalLog;
 pub use knomial::Knomial;
 pub use mesh_one_shot::MeshOneShot;
 pub use mesh_packet::MeshPacket;

@@ -1,7 +1,9 @@
-//! `hcomm topo --file`: graphs of clusters that are not here.
+//! `hcomm topo --file`, `hcomm plan simulate`: clusters that are not here.
 
 use std::fs;
 use std::path::{Path, PathBuf};
+
+use serde_json::Value;
 
 use crate::command_plan::{folder, with_file};
 
@@ -67,4 +69,65 @@ fn a_wrong_file_is_one_line_with_its_place() {
     fs::write(&file, b"{\n\xff").unwrap();
     let (_, stderr) = with_file("topo --file", &file, 2);
     assert!(stderr.contains("line 2: the file is no text"), "{stderr}");
+}
+
+#[test]
+fn an_operation_is_simulated_and_algorithms_are_compared() {
+    let file = cluster("mesh8");
+    let (text, _) = with_file("plan simulate all_reduce -b 1M --topo", &file, 0);
+    for word in [
+        "hierarchical ",
+        "ring ",
+        "on the bus",
+        "critical path",
+        "port hccs0, out",
+    ] {
+        assert!(text.contains(word), "{word}: {text}");
+    }
+    let words = "plan simulate all_reduce -b 8M --copy-gb-per-s 0 --reduce-gb-per-s 0 --task-ns 0 \
+                 --algo ring --json --topo";
+    let (json, _) = with_file(words, &file, 0);
+    let value: Value = serde_json::from_str(&json).unwrap();
+    // 14 steps of 1 MiB at 28 GB/s, 1.5 µs each.
+    let time = value["time_us"].as_f64().unwrap();
+    let wanted = 14.0 * (1.5 + 1_048_576.0 / 28_000.0);
+    assert!((time / wanted - 1.0).abs() < 0.02, "{time}, {wanted}");
+    let timeline = value["timeline"].as_array().unwrap();
+    assert_eq!(Some(timeline.len() as u64), value["messages"].as_u64());
+    let bytes = |list: &str| {
+        let list = value[list].as_array().unwrap();
+        list.iter()
+            .map(|it| it["bytes"].as_u64().unwrap())
+            .sum::<u64>()
+    };
+    assert_eq!(bytes("timeline"), 14 * (8 << 20));
+    // Each byte goes out of a port, over a cable, into a port.
+    assert_eq!(bytes("wires"), 3 * 14 * (8 << 20));
+}
+
+#[test]
+fn what_cannot_be_simulated_says_why() {
+    for (words, place) in [
+        (
+            "plan simulate all_reduce -p 99 --algo ring --topo",
+            "the graph has 8 ranks",
+        ),
+        (
+            "plan simulate all_reduce --algo rings --topo",
+            "there is no algorithm rings",
+        ),
+        (
+            "plan simulate all_reduce --groups 1,2 --topo",
+            "--groups names 2 ranks",
+        ),
+    ] {
+        let (_, stderr) = with_file(words, &cluster("mesh8"), 2);
+        assert!(stderr.contains(place), "{stderr}");
+    }
+    let (_, stderr) = with_file(
+        "plan simulate all_to_all --algo pairwise --topo",
+        &cluster("rack64"),
+        0,
+    );
+    assert_eq!(stderr, "");
 }

@@ -1,9 +1,10 @@
-//! `hcomm plan`: algorithms and their plans, without running anything.
+//! `hcomm plan`: algorithms and their plans, without running anything here.
 
 mod explain;
 mod list;
 mod read;
 mod show;
+mod simulate;
 mod verify;
 
 use std::path::PathBuf;
@@ -33,11 +34,13 @@ enum PlanCommand {
     Explain(explain::ExplainArgs),
     /// The plan of all ranks for an operation, as text or as a plan file
     Show(show::ShowArgs),
+    /// Run the plans of an operation on a cluster that is not here: time, load of each wire, critical path
+    Simulate(simulate::SimulateArgs),
     /// Prove that the plan in a file is right, or say everything that is wrong with it
     Verify(verify::VerifyArgs),
 }
 
-/// Lists, shows or verifies.
+/// Lists, shows, simulates or verifies.
 ///
 /// # Errors
 /// If there is no plan, or files cannot be read or written.
@@ -46,6 +49,7 @@ pub(crate) fn plan(args: &PlanArgs) -> Result<u8> {
         PlanCommand::List(args) => list::list(args),
         PlanCommand::Explain(args) => explain::explain(args),
         PlanCommand::Show(args) => show::show(args),
+        PlanCommand::Simulate(args) => simulate::simulate(args),
         PlanCommand::Verify(args) => verify::verify(args),
     }
 }

@@ -1,0 +1,333 @@
+//! `hcomm plan simulate`: an operation on a cluster that is described in a file.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use clap::Args;
+use hcomm::RankGraph;
+use hcomm_coll::algorithms::{Algorithm, HierarchicalLog, Params, algorithms, by_name};
+use hcomm_coll::plan::Shape;
+use hcomm_coll::simulate::{self, Outcome, Rates, Transfer};
+use hcomm_types::{DataType, Error, ErrorKind, Rank, Reduction, Result};
+use serde_json::{Value, json};
+
+use super::PlanOp;
+use crate::sizes::parse_bytes;
+use crate::{output, topo};
+
+/// Tasks of all ranks, up to which algorithms are compared where none is named.
+const COMPARED_TASKS: usize = 4_000_000;
+
+/// Wires that are shown, and messages of the critical path.
+const SHOWN: usize = 12;
+
+/// Wires in JSON.
+const WIRES: usize = 20_000;
+
+/// Runs the plans of an operation on the cluster of a file, in virtual time: messages share the wires
+/// that they meet on. Without --algo all algorithms are compared whose plans are not too large, and the
+/// fastest is shown.
+#[derive(Debug, Args)]
+pub(crate) struct SimulateArgs {
+    /// The operation
+    #[arg(value_enum)]
+    op: PlanOp,
+    /// The cluster: any file that `hcomm topo --file` reads
+    #[arg(long = "topo", value_name = "FILE")]
+    file: PathBuf,
+    /// With a rank table: the topology file that says how its ranks are wired
+    #[arg(long, value_name = "FILE")]
+    topology: Option<PathBuf>,
+    /// Ranks that take part, from 0 on [default: all of the cluster]
+    #[arg(short = 'p', long = "ranks", value_parser = clap::value_parser!(u32).range(1..))]
+    ranks: Option<u32>,
+    /// Size of the larger buffer, with K, M or G (1024), as in `hcomm perf`
+    #[arg(short = 'b', long = "bytes", default_value = "64M", value_parser = parse_bytes)]
+    bytes: u64,
+    /// Data type
+    #[arg(short = 'd', long = "dtype", default_value = "fp32")]
+    dtype: DataType,
+    /// Reduce operation: sum, prod, max, min or avg
+    #[arg(short = 'o', long = "redop", default_value = "sum")]
+    redop: Reduction,
+    /// Root of rooted operations
+    #[arg(short = 'r', long = "root", default_value_t = 0)]
+    root: u32,
+    /// The algorithm
+    #[arg(long, value_name = "NAME")]
+    algo: Option<String>,
+    /// The group of each rank, for algorithms that go by groups, as 0,0,1,1 [default: its host]
+    #[arg(long, value_delimiter = ',')]
+    groups: Vec<u32>,
+    /// Scratch memory of each rank
+    #[arg(long, default_value = "400M", value_parser = parse_bytes)]
+    scratch: u64,
+    /// Bytes of a slice: large operations are cut, and slices follow each other
+    #[arg(long, default_value = "4M", value_parser = parse_bytes)]
+    slice: u64,
+    /// Threads of a rank over which a large operation flows, each with a part of it
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    flows: u32,
+    /// Bytes that a rank copies in a second, in 10^9; 0 for no time at all
+    #[arg(long, default_value_t = Rates::DEVICE.copy_bytes_per_s / 1_000_000_000)]
+    copy_gb_per_s: u64,
+    /// Bytes that a rank combines in a second, in 10^9; 0 for no time at all
+    #[arg(long, default_value_t = Rates::DEVICE.reduce_bytes_per_s / 1_000_000_000)]
+    reduce_gb_per_s: u64,
+    /// What each task costs, in nanoseconds
+    #[arg(long, default_value_t = Rates::DEVICE.task_ns)]
+    task_ns: u64,
+    /// Print everything as JSON: also the timeline and the load of every wire
+    #[arg(long)]
+    json: bool,
+}
+
+/// Simulates.
+///
+/// # Errors
+/// If the file is no graph, or the operation cannot be planned or run there.
+pub(crate) fn simulate(args: &SimulateArgs) -> Result<u8> {
+    let graph = topo::load(&args.file, args.topology.as_deref())?.graph;
+    let shape = args.shape(&graph)?;
+    let params = args.params(&graph, &shape)?;
+    let rates = args.rates();
+    let run = |algorithm: &dyn Algorithm| {
+        let plan = |rank| hcomm_coll::algorithms::plan_rank(algorithm, &shape, &params, rank);
+        simulate::simulate(&graph, &shape, rates, plan)
+            .map_err(|error| Error::new(ErrorKind::InvalidArgument, error.to_string()))
+    };
+    let (name, outcome, others) = match &args.algo {
+        Some(name) => {
+            let algorithm = named(name)?;
+            (algorithm.name(), run(algorithm)?, Vec::new())
+        }
+        None => {
+            let mut compared = Vec::new();
+            let mut left_out = Vec::new();
+            for algorithm in candidates(&shape) {
+                let first = algorithm.plan_rank(&shape, &params, Rank(0));
+                let found = match first {
+                    Err(error) => Err(error.to_string()),
+                    Ok(plan) => match plan.task_count().saturating_mul(shape.ranks as usize) {
+                        tasks if tasks > COMPARED_TASKS => Err(format!(
+                            "about {tasks} tasks are too many to compare; name it to see it"
+                        )),
+                        _ => run(algorithm).map_err(|error| error.to_string()),
+                    },
+                };
+                match found {
+                    Ok(outcome) => compared.push((algorithm.name(), outcome)),
+                    Err(why) => left_out.push(format!("{:<20} {why}", algorithm.name())),
+                }
+            }
+            compared.sort_by_key(|(_, outcome)| outcome.total_ps);
+            let mut lines: Vec<String> = compared
+                .iter()
+                .map(|(name, outcome)| format!("{name:<20} {}", summary(outcome, &shape)))
+                .collect();
+            lines.append(&mut left_out);
+            if compared.is_empty() {
+                return Err(Error::new(
+                    ErrorKind::InvalidArgument,
+                    format!("nothing can be simulated:\n{}", lines.join("\n")),
+                ));
+            }
+            let (name, outcome) = compared.swap_remove(0);
+            (name, outcome, lines)
+        }
+    };
+    let text = if args.json {
+        as_json(name, &outcome, &shape, &others).to_string()
+    } else {
+        in_words(name, &outcome, &shape, &others)
+    };
+    output::print(&text).map(|_| 0)
+}
+
+/// Algorithms that may be compared: plans of collectives, which wires carry.
+fn candidates(shape: &Shape) -> impl Iterator<Item = &'static dyn Algorithm> + '_ {
+    let all = algorithms().iter().copied();
+    let all = all.chain([&HierarchicalLog as &dyn Algorithm]);
+    all.filter(|algorithm| algorithm.supports(shape) && !algorithm.has_packets())
+}
+
+fn named(name: &str) -> Result<&'static dyn Algorithm> {
+    if name == HierarchicalLog.name() {
+        return Ok(&HierarchicalLog);
+    }
+    by_name(name).ok_or_else(|| {
+        let names: Vec<&str> = algorithms().iter().map(|it| it.name()).collect();
+        Error::new(
+            ErrorKind::InvalidArgument,
+            format!(
+                "there is no algorithm {name}; there are {}, {}",
+                names.join(", "),
+                HierarchicalLog.name()
+            ),
+        )
+    })
+}
+
+impl SimulateArgs {
+    fn shape(&self, graph: &RankGraph) -> Result<Shape> {
+        let ranks = self.ranks.unwrap_or_else(|| graph.size());
+        let operation = self.op.operation(Rank(self.root));
+        let unit = self.dtype.size() as u64 * operation.parts(ranks);
+        let count = match (self.op, self.bytes) {
+            (PlanOp::Barrier, _) | (_, 0) => 0,
+            (_, bytes) => (bytes / unit).max(1),
+        };
+        let shape = Shape {
+            operation,
+            ranks,
+            count: count.into(),
+            dtype: self.dtype,
+            redop: self.redop,
+            in_place: self.op == PlanOp::Broadcast,
+        };
+        shape
+            .validate()
+            .map_err(|error| Error::new(ErrorKind::InvalidArgument, error.to_string()))?;
+        Ok(shape)
+    }
+
+    fn params(&self, graph: &RankGraph, shape: &Shape) -> Result<Params> {
+        let groups: Vec<u32> = if self.groups.is_empty() {
+            let hosts = shape.all_ranks().map(|rank| graph.host_of(rank));
+            hosts.map(|host| host.map_or(0, |host| host.0)).collect()
+        } else {
+            self.groups.clone()
+        };
+        if groups.len() != shape.ranks as usize {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!(
+                    "--groups names {} ranks, the operation has {}",
+                    groups.len(),
+                    shape.ranks
+                ),
+            ));
+        }
+        Ok(Params {
+            scratch_bytes: self.scratch,
+            slice_bytes: self.slice,
+            groups: Some(Arc::from(groups)),
+            flows: self.flows,
+        })
+    }
+
+    const fn rates(&self) -> Rates {
+        const GB: u64 = 1_000_000_000;
+        Rates {
+            copy_bytes_per_s: self.copy_gb_per_s.saturating_mul(GB),
+            reduce_bytes_per_s: self.reduce_gb_per_s.saturating_mul(GB),
+            task_ns: self.task_ns,
+        }
+    }
+}
+
+fn microseconds(ps: u64) -> f64 {
+    ps as f64 / 1e6
+}
+
+fn summary(outcome: &Outcome, shape: &Shape) -> String {
+    format!(
+        "{:>12.1} µs {:>9.2} GB/s on the bus",
+        microseconds(outcome.total_ps),
+        outcome.bus_bytes_per_s(shape) / 1e9
+    )
+}
+
+fn in_words(name: &str, outcome: &Outcome, shape: &Shape, others: &[String]) -> String {
+    let mut lines = vec![format!("{shape}")];
+    lines.extend(others.iter().map(|line| format!("  {line}")));
+    lines.push(format!("{name}: {}", summary(outcome, shape).trim_start()));
+    lines.push(format!(
+        "the first rank ends after {:.1} µs; {} messages with {} bytes, {} tasks, {} templates",
+        microseconds(outcome.first_ps),
+        outcome.messages,
+        outcome.bytes,
+        outcome.tasks,
+        outcome.templates
+    ));
+    lines.push("bytes by kind of wire, and the fullest of each:".to_owned());
+    for kind in ["port out", "port in", "cable", "up", "down"] {
+        let mut of_kind = outcome.loads.iter().filter(|load| load.kind == kind);
+        if let Some(fullest) = of_kind.next() {
+            lines.push(format!(
+                "  {kind:<9} {:>16} bytes on {:>6} wires; {:.1} % of {}",
+                outcome.bytes_over(kind),
+                of_kind.count() + 1,
+                fullest.share * 100.0,
+                fullest.wire
+            ));
+        }
+    }
+    lines.push("the fullest wires:".to_owned());
+    for load in outcome.loads.iter().take(SHOWN) {
+        lines.push(format!(
+            "  {:>5.1} % of {:>7.1} GB/s, {:>14} bytes: {}",
+            load.share * 100.0,
+            load.bytes_per_s as f64 / 1e9,
+            load.bytes,
+            load.wire
+        ));
+    }
+    let count = outcome.critical.len();
+    lines.push(format!("critical path, {count} messages:"));
+    for (number, transfer) in outcome.critical.iter().enumerate() {
+        if number == SHOWN && count > 2 * SHOWN {
+            lines.push(format!("  ... {} more ...", count - 2 * SHOWN));
+        }
+        if number < SHOWN || number + SHOWN >= count {
+            lines.push(format!("  {}", step(transfer)));
+        }
+    }
+    lines.join("\n")
+}
+
+fn step(transfer: &Transfer) -> String {
+    let Transfer {
+        from,
+        to,
+        bytes,
+        posted_ps,
+        began_ps,
+        arrived_ps,
+    } = transfer;
+    let held = began_ps.saturating_sub(*posted_ps);
+    let held = if held > 0 {
+        format!(", held up for {:.1} µs", microseconds(held))
+    } else {
+        String::new()
+    };
+    format!(
+        "{:>10.1} to {:>10.1} µs: {from} to {to}, {bytes} bytes{held}",
+        microseconds(*began_ps),
+        microseconds(*arrived_ps)
+    )
+}
+
+fn as_json(name: &str, outcome: &Outcome, shape: &Shape, others: &[String]) -> Value {
+    let loads = &outcome.loads[..outcome.loads.len().min(WIRES)];
+    json!({
+        "op": shape.name(),
+        "ranks": shape.ranks,
+        "dtype": shape.dtype,
+        "bytes": shape.total_bytes(),
+        "algorithm": name,
+        "compared": others,
+        "time_us": microseconds(outcome.total_ps),
+        "first_us": microseconds(outcome.first_ps),
+        "busbw_gbps": outcome.bus_bytes_per_s(shape) / 1e9,
+        "messages": outcome.messages,
+        "message_bytes": outcome.bytes,
+        "tasks": outcome.tasks,
+        "templates": outcome.templates,
+        "wires": loads,
+        "wires_left_out": outcome.loads.len() - loads.len(),
+        "critical_path": outcome.critical,
+        "timeline": outcome.timeline,
+        "timeline_left_out": outcome.left_out,
+    })
+}
