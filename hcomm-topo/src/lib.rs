@@ -64,6 +64,7 @@
 
 #![forbid(unsafe_code)]
 
+mod advice;
 mod choice;
 mod discover;
 mod draw;
@@ -83,6 +84,7 @@ mod system;
 mod topology;
 mod wired;
 
+pub use advice::{Advice, AdviceError, GroupKind, Mapping, Pace, Slowest};
 pub use choice::{
     Allowed, Choice, NoLink, ParseAllowedError, REFERENCE_BYTES, RefusedLink, RefusedPair,
     RefusedRank,

@@ -131,3 +131,29 @@ fn what_cannot_be_simulated_says_why() {
     );
     assert_eq!(stderr, "");
 }
+
+#[test]
+fn groups_over_slow_links_are_recognised_and_a_better_mapping_is_printed() {
+    let file = cluster("cards4x4");
+    let (text, _) = with_file("topo advise --groups dp=2,tp=4 --file", &file, 0);
+    for words in [
+        "2 messages share the way up from switch server0/pcie1.0, 12.0 GB/s for each",
+        "other links of these rings could do 30.0 GB/s, and wait for it",
+        "    0,4,1,5,2,6,3,7",
+        "times as fast",
+    ] {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+    let (text, _) = with_file("topo advise --groups tp=4,dp=2 --file", &file, 0);
+    assert!(text.ends_with("no better mapping was found\n"), "{text}");
+    let words = "topo advise --groups tp=2:50,dp=4 --mapping 0,4,1,5,2,6,3,7 --json --file";
+    let (json, _) = with_file(words, &file, 0);
+    let value: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(value["given"]["kinds"][0]["traffic"], 50);
+    let better = value["better"]["kinds"][0]["slowest"]["protocol"].as_str();
+    assert_eq!(better, Some("hccs"), "{json}");
+    for (groups, place) in [("tp=3", "make 3 positions"), ("tp", "no kind of groups")] {
+        let (_, stderr) = with_file(&format!("topo advise --groups {groups} --file"), &file, 2);
+        assert!(stderr.contains(place), "{stderr}");
+    }
+}

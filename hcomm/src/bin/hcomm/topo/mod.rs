@@ -1,10 +1,12 @@
 //! `hcomm topo`: the rank graph, discovered on this host or read from a file.
 
+mod advise;
+
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use clap::Args;
+use clap::{Args, Subcommand};
 use hcomm::{Options, RankGraph};
 use hcomm_topo::{Allowed, Loaded, MAX_SOURCE_BYTES};
 use hcomm_types::{Error, ErrorKind, Rank, Result};
@@ -14,7 +16,10 @@ use crate::{output, transports};
 /// Shows the rank graph: hosts, endpoints, and the link chosen between each pair of ranks. Without
 /// --file it is that of N ranks on this host; under a launcher it is that of its job.
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct TopoArgs {
+    #[command(subcommand)]
+    command: Option<TopoCommand>,
     /// Ranks on this host, when the graph is discovered
     #[arg(short = 'p', long = "ranks", default_value_t = 2,
           value_parser = clap::value_parser!(u32).range(1..=4096), conflicts_with = "file")]
@@ -35,6 +40,12 @@ pub(crate) struct TopoArgs {
     svg: bool,
 }
 
+#[derive(Debug, Subcommand)]
+enum TopoCommand {
+    /// Whether groups of ranks keep what they send on fast links, and what mapping would
+    Advise(advise::AdviseArgs),
+}
+
 /// A graph in files.
 #[derive(Debug, Args)]
 pub(crate) struct SourceArgs {
@@ -52,6 +63,9 @@ pub(crate) struct SourceArgs {
 /// # Errors
 /// If discovery fails, or the file cannot be read or is no graph.
 pub(crate) fn topo(args: &TopoArgs) -> Result<u8> {
+    if let Some(TopoCommand::Advise(args)) = &args.command {
+        return advise::advise(args);
+    }
     // Of a loaded graph, too, the links are shown that would be chosen here and now.
     let options = Options::from_env()?;
     let allowed = hcomm_ctrl::allowed(options.settings())?;
@@ -60,7 +74,7 @@ pub(crate) fn topo(args: &TopoArgs) -> Result<u8> {
             let Loaded { graph, notes } = load(path, args.source.topology.as_deref())?;
             (graph, notes)
         }
-        None => (discovered(args, &options)?, Vec::new()),
+        None => (discovered(args.ranks, &options)?, Vec::new()),
     };
     if let Some(path) = args.dump.as_ref().filter(|path| path.as_os_str() != "-") {
         return fs::write(path, graph.to_json() + "\n")
@@ -130,18 +144,14 @@ fn read(path: &Path) -> Result<String> {
     })
 }
 
-fn discovered(args: &TopoArgs, options: &Options) -> Result<RankGraph> {
+fn discovered(ranks: u32, options: &Options) -> Result<RankGraph> {
     if hcomm::launched()?.is_some() {
         let comm = hcomm::Communicator::from_env_with(options)?;
         let graph = comm.graph().clone();
         comm.close()?;
         return Ok(graph);
     }
-    hcomm_ctrl::local_graph(
-        args.ranks,
-        &hcomm::load_transports(options)?,
-        options.settings(),
-    )
+    hcomm_ctrl::local_graph(ranks, &hcomm::load_transports(options)?, options.settings())
 }
 
 /// A line for each device: how two processes of this host move bytes over it.

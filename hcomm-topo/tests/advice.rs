@@ -1,0 +1,216 @@
+//! Rings and mappings: heavy traffic stays on fast links, and what is said about it is true.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot unwrap has failed")]
+
+use std::fs;
+use std::path::PathBuf;
+
+use hcomm_topo::{Advice, AdviceError, GroupKind, RankGraph, Segment, load};
+use hcomm_types::{Protocol, Rank};
+use proptest::prelude::*;
+
+fn cluster(name: &str) -> RankGraph {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/clusters");
+    let text = fs::read_to_string(folder.join(name).with_extension("json")).unwrap();
+    load(&text, None).unwrap().graph
+}
+
+fn kinds(list: &[(&str, u32, u64)]) -> Vec<GroupKind> {
+    let kind = |(name, size, weight): &(&str, u32, u64)| GroupKind {
+        name: (*name).to_owned(),
+        size: *size,
+        weight: *weight,
+    };
+    list.iter().map(kind).collect()
+}
+
+fn ranks(list: &[u32]) -> Vec<Rank> {
+    list.iter().copied().map(Rank).collect()
+}
+
+fn all(graph: &RankGraph) -> Vec<Rank> {
+    (0..graph.size()).map(Rank).collect()
+}
+
+const BYTES: u64 = 64 << 20;
+
+fn advise(graph: &RankGraph, list: &[(&str, u32, u64)], mapping: &[Rank]) -> Advice {
+    let advice = graph.advise(&kinds(list), mapping, BYTES).unwrap();
+    let mut sorted = advice
+        .better
+        .as_ref()
+        .unwrap_or(&advice.given)
+        .ranks
+        .clone();
+    sorted.sort_unstable();
+    let mut wanted = mapping.to_vec();
+    wanted.sort_unstable();
+    assert_eq!(sorted, wanted, "each rank has one position");
+    advice
+}
+
+#[test]
+fn a_group_over_pcie_is_recognised_and_a_better_mapping_is_found() {
+    let graph = cluster("cards4x4");
+    let list = [("dp", 2, 10), ("tp", 4, 100)];
+    // With dp counted first, groups of tp are 0,2,4,6 and 1,3,5,7.
+    let advice = advise(&graph, &list, &all(&graph));
+    let tp = &advice.given.paces[1];
+    assert_eq!(tp.rings, [ranks(&[0, 2, 4, 6]), ranks(&[1, 3, 5, 7])]);
+    let slowest = tp.slowest.as_ref().unwrap();
+    assert_eq!(slowest.link.as_ref().unwrap().protocol, Protocol::Pcie);
+    // Two rings cross on one wire, each way.
+    assert!(matches!(
+        slowest.wire,
+        Some(Segment::Up(_) | Segment::Down(_))
+    ));
+    assert_eq!((slowest.messages, slowest.bytes_per_s), (2, 12_000_000_000));
+    assert_eq!(tp.links_bytes_per_s, (30_000_000_000, 24_000_000_000));
+    // 6/4 of the bytes at 12 GB/s, and 6 times the latency of PCIe with two switches on the way.
+    let latency = slowest.link.as_ref().unwrap().latency_ns;
+    let wanted = BYTES * 3 / 2 / 12 + 6 * latency;
+    assert!(tp.time_ns.unwrap().abs_diff(wanted) <= 2, "{tp:?}");
+
+    let better = advice.better.unwrap();
+    assert_eq!(better.ranks, ranks(&[0, 4, 1, 5, 2, 6, 3, 7]));
+    let tp = &better.paces[1];
+    assert_eq!(
+        tp.slowest.as_ref().unwrap().link.as_ref().unwrap().protocol,
+        Protocol::Hccs
+    );
+    assert_eq!(tp.rings[1], ranks(&[4, 5, 6, 7]));
+
+    // The better one is the best that there is to say.
+    let again = advise(&graph, &list, &better.ranks);
+    assert_eq!(again.better, None);
+    // With tp counted first the ranks lie right already.
+    let list = [("tp", 4, 100), ("dp", 2, 10)];
+    assert_eq!(advise(&graph, &list, &all(&graph)).better, None);
+}
+
+#[test]
+fn rings_cross_slow_links_as_seldom_as_they_can() {
+    let graph = cluster("cards4x4");
+    let ring = graph.ring_order(&ranks(&[0, 4, 1, 5, 2, 6, 3, 7]));
+    let crossings = (0..8).filter(|at| (ring[*at].0 < 4) != (ring[(at + 1) % 8].0 < 4));
+    assert_eq!(crossings.count(), 2, "{ring:?}");
+    let odd = cluster("odd");
+    // Of the ring of five, along its cables.
+    let ring = odd.ring_order(&ranks(&[0, 1, 2, 3, 4]));
+    for at in 0..5 {
+        let link = &odd.links(ring[at], ring[(at + 1) % 5])[0];
+        assert_eq!(link.hops, 1, "{ring:?}");
+    }
+    let pods = cluster("superpod384");
+    let ring = pods.ring_order(&ranks(&[17, 0, 33, 1, 16, 32]));
+    let far = (0..6).filter(|at| !pods.same_host(ring[*at], ring[(at + 1) % 6]));
+    assert_eq!(far.count(), 3, "{ring:?}");
+}
+
+#[test]
+fn rails_are_kept_and_a_shuffled_job_is_put_in_order() {
+    let graph = cluster("rails1024");
+    let list = [("tp", 8, 100), ("dp", 128, 10)];
+    let first = advise(&graph, &list, &all(&graph));
+    let tp = &first.given.paces[0];
+    assert_eq!(tp.links_bytes_per_s, (28_000_000_000, 28_000_000_000));
+    // Rings of dp stay on their rails: nobody shares a port.
+    assert!(
+        first.given.paces[1]
+            .rings
+            .iter()
+            .all(|ring| { ring.iter().all(|rank| rank.0 % 8 == ring[0].0 % 8) })
+    );
+    // Dealt out like cards, each group of tp is on eight hosts.
+    let dealt: Vec<Rank> = (0..1024).map(|at| Rank(at % 8 * 128 + at / 8)).collect();
+    let advice = advise(&graph, &list, &dealt);
+    let better = advice.better.unwrap();
+    assert!(
+        better.paces[0]
+            .rings
+            .iter()
+            .all(|ring| { ring.iter().all(|rank| graph.same_host(*rank, ring[0])) })
+    );
+    let (was, now) = (&advice.given.paces[0], &better.paces[0]);
+    assert!(
+        was.time_ns.unwrap() > 2 * now.time_ns.unwrap(),
+        "{:?}",
+        was.slowest
+    );
+}
+
+#[test]
+fn a_hand_drawn_cluster_gets_groups_on_its_fast_links() {
+    let graph = cluster("odd");
+    let torn = ranks(&[0, 5, 1, 6, 3, 7, 2, 4]);
+    let advice = advise(&graph, &[("tp", 2, 100), ("dp", 4, 1)], &torn);
+    // The fast pair is together, and no pair is torn between the two hosts but for one too many.
+    let best = advice.better.unwrap();
+    let together = |a: u32, b: u32| {
+        let rings = &best.paces[0].rings;
+        rings
+            .iter()
+            .any(|ring| ring.contains(&Rank(a)) && ring.contains(&Rank(b)))
+    };
+    assert!(together(1, 3), "{:?}", best.paces[0].rings);
+    let torn = best.paces[0]
+        .rings
+        .iter()
+        .filter(|ring| !graph.same_host(ring[0], ring[1]));
+    assert_eq!(torn.count(), 1);
+}
+
+#[test]
+fn groups_that_do_not_fit_are_refused() {
+    let graph = cluster("mesh8");
+    let error = graph
+        .advise(&kinds(&[("tp", 3, 1)]), &all(&graph), 1)
+        .unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "groups of tp=3 make 3 positions, there are 8 ranks"
+    );
+    let twice = graph.advise(&kinds(&[("tp", 2, 1)]), &ranks(&[1, 1]), 1);
+    assert!(matches!(
+        twice,
+        Err(AdviceError::Mapping { what: "twice", .. })
+    ));
+    let beyond = graph.advise(&kinds(&[("tp", 2, 1)]), &ranks(&[1, 8]), 1);
+    assert!(matches!(
+        beyond,
+        Err(AdviceError::Mapping { rank: Rank(8), .. })
+    ));
+    // One rank to a group has nobody to wait for.
+    let pace = graph.pace(&[ranks(&[3])], BYTES);
+    assert_eq!((pace.time_ns, pace.slowest), (Some(0), None));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(60))]
+
+    /// Whatever the mapping: what is said to be better is, by the same count.
+    #[test]
+    fn advice_is_never_worse(
+        seed in proptest::collection::vec(any::<u32>(), 8),
+        which in 0usize..3,
+        swapped in any::<bool>(),
+    ) {
+        let graph = cluster(["cards4x4", "odd", "mesh8"][which]);
+        let mut mapping = all(&graph);
+        mapping.sort_by_key(|rank| (seed[rank.index()], *rank));
+        let mut list = vec![("tp", 4, 100), ("dp", 2, 10)];
+        if swapped {
+            list.swap(0, 1);
+        }
+        let advice = advise(&graph, &list, &mapping);
+        if let Some(better) = &advice.better {
+            let kinds = kinds(&list);
+            let given = advice.given.weighted_ns(&kinds).unwrap_or(u128::MAX);
+            prop_assert!(better.weighted_ns(&kinds).unwrap() < given);
+        }
+        for pace in &advice.given.paces {
+            let slowest = pace.slowest.as_ref().unwrap();
+            prop_assert!(slowest.bytes_per_s <= pace.links_bytes_per_s.1);
+        }
+    }
+}
