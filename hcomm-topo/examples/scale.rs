@@ -2,7 +2,8 @@
 //!
 //! `cargo run --release -p hcomm-topo --example scale` builds 1,024, 8,192 and 16,384 ranks: nodes of
 //! 8 in a mesh, a rail for each, leaves of 32 nodes, spines, a core. Each is described by a page of
-//! text, as files are; then a million links are asked for.
+//! text, as files are; then a million links are asked for. At the end the largest is read from its
+//! dump, and from rank tables of all versions.
 
 use std::error::Error;
 use std::fs;
@@ -54,10 +55,112 @@ fn main() -> Result<(), Box<dyn Error>> {
             start.elapsed().as_millis(),
             hops / asked
         );
+        if nodes == 2048 {
+            let dump = graph.to_json();
+            read_again("its dump", &dump, None)?;
+        }
         // Kept to the end, so that the next one cannot take its memory.
         std::mem::forget(graph);
     }
+    read_again("a rank table 1.0", &servers(2048, false), None)?;
+    read_again("a rank table 1.2", &servers(2048, true), None)?;
+    read_again("a rank table 2.0", &levels(2048), Some(&mesh()))?;
     Ok(())
+}
+
+fn read_again(what: &str, text: &str, topology: Option<&str>) -> Result<(), Box<dyn Error>> {
+    let start = Instant::now();
+    let size = load(text, topology)?.graph.size();
+    println!(
+        "{size} ranks from {what} of {} MB: {} ms",
+        text.len() >> 20,
+        start.elapsed().as_millis()
+    );
+    Ok(())
+}
+
+/// A rank table 1.0, or 1.2 with super-pods of 48 servers.
+fn servers(count: u32, pods: bool) -> String {
+    let servers = (0..count).map(|server| {
+        let devices = (0..8).map(|device| {
+            let rank = server * 8 + device;
+            format!(
+                "{{\"device_id\":\"{device}\",\"device_ip\":\"10.{device}.{}.{}\",\"rank_id\":\"{rank}\",\
+                 \"super_device_id\":\"{rank}\"}}",
+                server >> 8,
+                server & 255
+            )
+        });
+        let devices: Vec<String> = devices.collect();
+        format!(
+            "{{\"server_id\":\"s{server}\",\"device\":[{}]}}",
+            devices.join(",\n")
+        )
+    });
+    let servers: Vec<String> = servers.collect();
+    let list = (0..count.div_ceil(48)).map(|pod| {
+        let servers = (pod * 48..(pod * 48 + 48).min(count))
+            .map(|server| format!("{{\"server_id\":\"s{server}\"}}"));
+        let servers: Vec<String> = servers.collect();
+        format!(
+            "{{\"super_pod_id\":\"p{pod}\",\"server_list\":[{}]}}",
+            servers.join(",")
+        )
+    });
+    let list: Vec<String> = list.collect();
+    let pods = if pods {
+        format!(",\"super_pod_list\":[{}]", list.join(","))
+    } else {
+        String::new()
+    };
+    format!(
+        "{{\"status\":\"completed\",\"server_list\":[{}]{pods}}}",
+        servers.join(",\n")
+    )
+}
+
+/// A rank table 2.0: nets of 8 as a topology file says, and one of all.
+fn levels(servers: u32) -> String {
+    let ranks = (0..servers * 8).map(|rank| {
+        let (server, local) = (rank / 8, rank % 8);
+        let ports: Vec<String> = (0..8)
+            .filter(|port| *port != local)
+            .map(|port| format!("\"0/{port}\""))
+            .collect();
+        format!(
+            "{{\"rank_id\":{rank},\"local_id\":{local},\"device_id\":{local},\"level_list\":[\
+             {{\"net_layer\":0,\"net_instance_id\":\"s{server}\",\"net_type\":\"TOPO_FILE_DESC\",\
+             \"rank_addr_list\":[{{\"addr_type\":\"EID\",\"addr\":\"{rank:032x}\",\"ports\":[{}]}}]}},\
+             {{\"net_layer\":1,\"net_instance_id\":\"all\",\"net_type\":\"CLOS\",\"rank_addr_list\":\
+             [{{\"addr_type\":\"IPV4\",\"addr\":\"10.{local}.{}.{}\",\"ports\":[\"1/0\"]}}]}}]}}",
+            ports.join(","),
+            server >> 8,
+            server & 255
+        )
+    });
+    let ranks: Vec<String> = ranks.collect();
+    format!(
+        "{{\"version\":\"2.0\",\"rank_list\":[{}]}}",
+        ranks.join(",\n")
+    )
+}
+
+/// The topology file beside it: 8 in a mesh.
+fn mesh() -> String {
+    let peers: Vec<String> = (0..8).map(|id| format!("{{\"local_id\":{id}}}")).collect();
+    let pairs = (0..8).flat_map(|a| (a + 1..8).map(move |b| (a, b)));
+    let edges = pairs.map(|(a, b)| {
+        format!(
+            "{{\"net_layer\":0,\"link_type\":\"PEER2PEER\",\"protocols\":[\"UB_CTP\"],\"local_a\":{a},\
+             \"local_a_ports\":[\"0/{b}\"],\"local_b\":{b},\"local_b_ports\":[\"0/{a}\"]}}"
+        )
+    });
+    let edges: Vec<String> = edges.collect();
+    format!(
+        "{{\"version\":\"2.0\",\"peer_list\":[{}],\"edge_list\":[{}]}}",
+        peers.join(","),
+        edges.join(",")
+    )
 }
 
 /// Memory of this process, as the kernel counts it; 0 where it does not tell.

@@ -225,7 +225,7 @@ fn switch_rows(facts: Option<&FabricFacts>) -> Vec<Vec<SwitchId>> {
 
 /// With one digit behind the point.
 fn gigabytes(bytes_per_s: u64) -> String {
-    let tenths = (bytes_per_s + 50_000_000) / 100_000_000;
+    let tenths = bytes_per_s.saturating_add(50_000_000) / 100_000_000;
     format!("{}.{}", tenths / 10, tenths % 10)
 }
 

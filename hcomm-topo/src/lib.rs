@@ -72,6 +72,7 @@ mod dump;
 mod fabric;
 mod facts;
 mod graph;
+mod groupings;
 mod host;
 mod infiniband;
 mod interface;
@@ -96,6 +97,7 @@ pub use fabric::{
 };
 pub use facts::{EndpointFacts, RankFacts, Reach};
 pub use graph::{GraphError, Instance, InstanceId, RankGraph};
+pub use groupings::Grouping;
 pub use host::{Cache, CacheKind, Core, HostFacts, NumaNode};
 pub use infiniband::{Gid, InfinibandDevice, InfinibandPort};
 pub use interface::{Interface, InterfaceAddress, InterfaceKind};

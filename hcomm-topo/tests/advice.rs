@@ -161,6 +161,37 @@ fn a_hand_drawn_cluster_gets_groups_on_its_fast_links() {
 }
 
 #[test]
+fn divisions_follow_what_joins_ranks() {
+    let names = |graph: &RankGraph, ranks| -> Vec<(String, (usize, usize))> {
+        let found = graph.groupings(ranks).into_iter();
+        found.map(|it| (it.name.clone(), it.sizes())).collect()
+    };
+    let of = |name: &str, size| (name.to_owned(), (size, size));
+    // One host, one net: the meshes are what is left.
+    let cards = cluster("cards4x4");
+    assert_eq!(names(&cards, 8), [of("plane 0 of layer 0", 4)]);
+    assert_eq!(cards.groupings(8)[0].groups, [0, 0, 0, 0, 1, 1, 1, 1]);
+    // Rows and columns.
+    let rack = cluster("rack64");
+    assert_eq!(
+        names(&rack, 64),
+        [of("plane 0 of layer 0", 8), of("plane 1 of layer 0", 8)]
+    );
+    assert_eq!(rack.groupings(65)[0].sizes(), (1, 64));
+    assert_eq!(rack.groupings(65)[1].sizes(), (1, 8));
+    assert_eq!(
+        rack.groupings(64)[1].groups[..9],
+        [0, 1, 2, 3, 4, 5, 6, 7, 0]
+    );
+    let pods = cluster("superpod384");
+    assert_eq!(names(&pods, 768), [of("hosts", 16), of("packages", 2)]);
+    // Rails are groups, too.
+    let rails = cluster("rails1024");
+    assert_eq!(names(&rails, 1024)[0], of("hosts", 8));
+    assert_eq!(cluster("laptop").groupings(2), []);
+}
+
+#[test]
 fn groups_that_do_not_fit_are_refused() {
     let graph = cluster("mesh8");
     let error = graph

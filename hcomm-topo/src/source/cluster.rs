@@ -309,7 +309,7 @@ impl Cluster {
             .iter()
             .zip(&degrees)
             .map(|(device, degree)| {
-                let all = wires.bytes_per_s * (*degree).max(1);
+                let all = wires.bytes_per_s.saturating_mul((*degree).max(1));
                 let port = wires.port_bytes_per_s.unwrap_or(all);
                 self.end(place, *device, wires, plane, port).0
             })

@@ -84,6 +84,14 @@ fn an_operation_is_simulated_and_algorithms_are_compared() {
     ] {
         assert!(text.contains(word), "{word}: {text}");
     }
+    // By the meshes of the host, which its only net does not tell apart.
+    let (text, _) = with_file(
+        "plan simulate all_reduce -b 64M --topo",
+        &cluster("cards4x4"),
+        0,
+    );
+    let best = text.lines().nth(1).unwrap();
+    assert!(best.contains(" by plane 0 of layer 0 "), "{text}");
     let words = "plan simulate all_reduce -b 8M --copy-gb-per-s 0 --reduce-gb-per-s 0 --task-ns 0 \
                  --algo ring --json --topo";
     let (json, _) = with_file(words, &file, 0);

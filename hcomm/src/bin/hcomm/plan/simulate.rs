@@ -8,6 +8,7 @@ use hcomm::RankGraph;
 use hcomm_coll::algorithms::{Algorithm, HierarchicalLog, Params, algorithms, by_name};
 use hcomm_coll::plan::Shape;
 use hcomm_coll::simulate::{self, Outcome, Rates, Transfer};
+use hcomm_topo::Grouping;
 use hcomm_types::{DataType, Error, ErrorKind, Rank, Reduction, Result};
 use serde_json::{Value, json};
 
@@ -25,8 +26,8 @@ const SHOWN: usize = 12;
 const WIRES: usize = 20_000;
 
 /// Runs the plans of an operation on the cluster of a file, in virtual time: messages share the wires
-/// that they meet on. Without --algo all algorithms are compared whose plans are not too large, and the
-/// fastest is shown.
+/// that they meet on. All algorithms are compared, or the one that is named, by all divisions of ranks
+/// that the graph knows, as far as plans are not too large; the fastest is shown.
 #[derive(Debug, Args)]
 pub(crate) struct SimulateArgs {
     /// The operation
@@ -56,7 +57,8 @@ pub(crate) struct SimulateArgs {
     /// The algorithm
     #[arg(long, value_name = "NAME")]
     algo: Option<String>,
-    /// The group of each rank, for algorithms that go by groups, as 0,0,1,1 [default: its host]
+    /// The group of each rank, for algorithms that go by groups, as 0,0,1,1 [default: all divisions that
+    /// the graph knows]
     #[arg(long, value_delimiter = ',')]
     groups: Vec<u32>,
     /// Scratch memory of each rank
@@ -89,66 +91,95 @@ pub(crate) struct SimulateArgs {
 pub(crate) fn simulate(args: &SimulateArgs) -> Result<u8> {
     let graph = topo::load(&args.file, args.topology.as_deref())?.graph;
     let shape = args.shape(&graph)?;
-    let params = args.params(&graph, &shape)?;
+    let groupings = args.groupings(&graph, &shape)?;
     let rates = args.rates();
-    let run = |algorithm: &dyn Algorithm| {
-        let plan = |rank| hcomm_coll::algorithms::plan_rank(algorithm, &shape, &params, rank);
+    let run = |way: &Way<'_>| {
+        let params = args.params(way.grouping);
+        let plan = |rank| hcomm_coll::algorithms::plan_rank(way.algorithm, &shape, &params, rank);
         simulate::simulate(&graph, &shape, rates, plan)
             .map_err(|error| Error::new(ErrorKind::InvalidArgument, error.to_string()))
     };
-    let (name, outcome, others) = match &args.algo {
-        Some(name) => {
-            let algorithm = named(name)?;
-            (algorithm.name(), run(algorithm)?, Vec::new())
+    let named: Option<&dyn Algorithm> = args.algo.as_deref().map(named).transpose()?;
+    let mut ways = Vec::new();
+    for algorithm in candidates(&shape, named) {
+        // Others do the same whatever the groups.
+        let by_groups = algorithm.name().starts_with("hierarchical");
+        let groupings = &groupings[..if by_groups { groupings.len() } else { 1 }];
+        ways.extend(groupings.iter().map(|grouping| Way {
+            algorithm,
+            grouping,
+            by_groups,
+        }));
+    }
+    let (mut compared, mut left_out) = (Vec::new(), Vec::new());
+    let alone = ways.len() == 1;
+    for way in ways {
+        match args.tasks(&way, &shape) {
+            Ok(tasks) if tasks <= COMPARED_TASKS || alone => match run(&way) {
+                Ok(outcome) => compared.push((way.name(), outcome)),
+                Err(error) if alone => return Err(error),
+                Err(error) => left_out.push((way.name(), error.to_string())),
+            },
+            Ok(tasks) => left_out.push((
+                way.name(),
+                format!(
+                    "about {tasks} tasks are too many to compare; --algo and --groups name one"
+                ),
+            )),
+            Err(why) => left_out.push((way.name(), why)),
         }
-        None => {
-            let mut compared = Vec::new();
-            let mut left_out = Vec::new();
-            for algorithm in candidates(&shape) {
-                let first = algorithm.plan_rank(&shape, &params, Rank(0));
-                let found = match first {
-                    Err(error) => Err(error.to_string()),
-                    Ok(plan) => match plan.task_count().saturating_mul(shape.ranks as usize) {
-                        tasks if tasks > COMPARED_TASKS => Err(format!(
-                            "about {tasks} tasks are too many to compare; name it to see it"
-                        )),
-                        _ => run(algorithm).map_err(|error| error.to_string()),
-                    },
-                };
-                match found {
-                    Ok(outcome) => compared.push((algorithm.name(), outcome)),
-                    Err(why) => left_out.push(format!("{:<20} {why}", algorithm.name())),
-                }
-            }
-            compared.sort_by_key(|(_, outcome)| outcome.total_ps);
-            let mut lines: Vec<String> = compared
-                .iter()
-                .map(|(name, outcome)| format!("{name:<20} {}", summary(outcome, &shape)))
-                .collect();
-            lines.append(&mut left_out);
-            if compared.is_empty() {
-                return Err(Error::new(
-                    ErrorKind::InvalidArgument,
-                    format!("nothing can be simulated:\n{}", lines.join("\n")),
-                ));
-            }
-            let (name, outcome) = compared.swap_remove(0);
-            (name, outcome, lines)
-        }
-    };
+    }
+    compared.sort_by_key(|(_, outcome)| outcome.total_ps);
+    let lines = compared
+        .iter()
+        .map(|(name, outcome)| format!("{name:<36} {}", summary(outcome, &shape)));
+    let left_out = left_out
+        .iter()
+        .map(|(name, why)| format!("{name:<36} {why}"));
+    let lines: Vec<String> = lines.chain(left_out).collect();
+    if compared.is_empty() {
+        return Err(Error::new(
+            ErrorKind::InvalidArgument,
+            format!("nothing can be simulated:\n{}", lines.join("\n")),
+        ));
+    }
+    let (name, outcome) = compared.swap_remove(0);
+    let others = if alone { Vec::new() } else { lines };
     let text = if args.json {
-        as_json(name, &outcome, &shape, &others).to_string()
+        as_json(&name, &outcome, &shape, &others).to_string()
     } else {
-        in_words(name, &outcome, &shape, &others)
+        in_words(&name, &outcome, &shape, &others)
     };
     output::print(&text).map(|_| 0)
 }
 
+/// An algorithm and the groups that it goes by.
+struct Way<'a> {
+    algorithm: &'static dyn Algorithm,
+    grouping: &'a Grouping,
+    by_groups: bool,
+}
+
+impl Way<'_> {
+    fn name(&self) -> String {
+        let name = self.algorithm.name();
+        if self.by_groups {
+            format!("{name} by {}", self.grouping.name)
+        } else {
+            name.to_owned()
+        }
+    }
+}
+
 /// Algorithms that may be compared: plans of collectives, which wires carry.
-fn candidates(shape: &Shape) -> impl Iterator<Item = &'static dyn Algorithm> + '_ {
+fn candidates(shape: &Shape, named: Option<&'static dyn Algorithm>) -> Vec<&'static dyn Algorithm> {
+    if let Some(algorithm) = named {
+        return vec![algorithm];
+    }
     let all = algorithms().iter().copied();
     let all = all.chain([&HierarchicalLog as &dyn Algorithm]);
     all.filter(|algorithm| algorithm.supports(shape) && !algorithm.has_packets())
+        .collect()
 }
 
 fn named(name: &str) -> Result<&'static dyn Algorithm> {
@@ -191,29 +222,49 @@ impl SimulateArgs {
         Ok(shape)
     }
 
-    fn params(&self, graph: &RankGraph, shape: &Shape) -> Result<Params> {
-        let groups: Vec<u32> = if self.groups.is_empty() {
-            let hosts = shape.all_ranks().map(|rank| graph.host_of(rank));
-            hosts.map(|host| host.map_or(0, |host| host.0)).collect()
-        } else {
-            self.groups.clone()
-        };
-        if groups.len() != shape.ranks as usize {
+    /// The groups to try: as asked for, or all that the graph knows.
+    fn groupings(&self, graph: &RankGraph, shape: &Shape) -> Result<Vec<Grouping>> {
+        if self.groups.is_empty() {
+            let mut found = graph.groupings(shape.ranks);
+            if found.is_empty() {
+                found.push(Grouping {
+                    name: "one group".to_owned(),
+                    groups: vec![0; shape.ranks as usize],
+                });
+            }
+            return Ok(found);
+        }
+        if self.groups.len() != shape.ranks as usize {
             return Err(Error::new(
                 ErrorKind::InvalidArgument,
                 format!(
                     "--groups names {} ranks, the operation has {}",
-                    groups.len(),
+                    self.groups.len(),
                     shape.ranks
                 ),
             ));
         }
-        Ok(Params {
+        Ok(vec![Grouping {
+            name: "the groups given".to_owned(),
+            groups: self.groups.clone(),
+        }])
+    }
+
+    fn params(&self, grouping: &Grouping) -> Params {
+        Params {
             scratch_bytes: self.scratch,
             slice_bytes: self.slice,
-            groups: Some(Arc::from(groups)),
+            groups: Some(Arc::from(&grouping.groups[..])),
             flows: self.flows,
-        })
+        }
+    }
+
+    /// About how many tasks all ranks have, or why there is no plan.
+    fn tasks(&self, way: &Way<'_>, shape: &Shape) -> std::result::Result<usize, String> {
+        let params = self.params(way.grouping);
+        let first = hcomm_coll::algorithms::plan_rank(way.algorithm, shape, &params, Rank(0));
+        let first = first.map_err(|error| error.to_string())?;
+        Ok(first.task_count().saturating_mul(shape.ranks as usize))
     }
 
     const fn rates(&self) -> Rates {
