@@ -5,7 +5,8 @@
 //! connect influence each other; when one begins or ends, the shares of those are worked out anew, and
 //! nobody else is looked at.
 
-use std::collections::HashMap;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
 
 use hcomm_topo::{RankGraph, Segment};
 use hcomm_types::Rank;
@@ -265,59 +266,75 @@ impl Wires {
         self.share(&flows, &wires, now, &mut tell);
     }
 
-    /// Divides what tight wires have: the smallest share first, which everybody on that wire gets.
+    /// Divides what tight wires have: the smallest share first, which everybody on that wire gets; who
+    /// wants no more than the smallest share gets what it wants.
     fn share(&mut self, flows: &[u32], wires: &[u32], now: u64, tell: &mut impl FnMut(Ending)) {
         for &flow in flows {
             self.flows[flow as usize].fixed = false;
         }
-        let mut open: Vec<u32> = flows.to_vec();
-        let mut tight: Vec<u32> = wires.to_vec();
-        while !open.is_empty() {
-            tight.retain(|wire| self.wires[*wire as usize].among > 0);
-            let smallest = tight
-                .iter()
-                .map(|wire| {
-                    let state = &self.wires[*wire as usize];
-                    (state.left / f64::from(state.among)).max(0.0)
-                })
-                .fold(f64::INFINITY, f64::min);
-            let limit = smallest * (1.0 + 1e-12);
-            // Who wants no more than that gets what it wants; if there is nobody, those on the
-            // tightest wires get the share.
-            let content = |this: &Self, flow: u32| {
-                this.ways[this.flows[flow as usize].way as usize].wish <= limit
+        let wish = |this: &Self, flow: u32| this.ways[this.flows[flow as usize].way as usize].wish;
+        let mut modest: Vec<(u64, u32)> = flows
+            .iter()
+            .map(|flow| (wish(self, *flow).to_bits(), *flow))
+            .collect();
+        if !wires.is_empty() {
+            // Bits of floats that are not negative are in their order.
+            modest.sort_unstable();
+        }
+        let mut modest = modest.into_iter().map(|(_, flow)| flow).peekable();
+        let each = |state: &State| (state.left / f64::from(state.among)).max(0.0);
+        let shares = wires
+            .iter()
+            .map(|wire| Reverse((each(&self.wires[*wire as usize]).to_bits(), *wire)));
+        let mut shares: BinaryHeap<_> = shares.collect();
+        loop {
+            // Shares grow while others are fixed: what the heap says may be less than what is true.
+            let smallest = loop {
+                let Some(Reverse((bits, wire))) = shares.pop() else {
+                    break None;
+                };
+                let state = &self.wires[wire as usize];
+                if state.among == 0 {
+                    continue;
+                }
+                let share = each(state);
+                if share <= f64::from_bits(bits) * (1.0 + 1e-12) {
+                    break Some((share, wire));
+                }
+                shares.push(Reverse((share.to_bits(), wire)));
             };
-            let mut fixed: Vec<(u32, f64)> = open
-                .iter()
-                .filter(|flow| content(self, **flow))
-                .map(|flow| {
-                    let way = self.flows[*flow as usize].way;
-                    (*flow, self.ways[way as usize].wish)
-                })
-                .collect();
-            if fixed.is_empty() {
-                for &wire in &tight {
-                    let state = &self.wires[wire as usize];
-                    if state.left / f64::from(state.among) <= limit {
-                        let open = state.flows.iter().filter(|flow| {
-                            let flow = &self.flows[**flow as usize];
-                            !flow.fixed
-                        });
-                        fixed.extend(open.map(|flow| (*flow, smallest)));
+            let limit = smallest.map_or(f64::INFINITY, |(share, _)| share * (1.0 + 1e-12));
+            let mut any = false;
+            while let Some(&flow) = modest.peek() {
+                let wish = wish(self, flow);
+                if !self.flows[flow as usize].fixed {
+                    if wish > limit {
+                        break;
                     }
+                    self.fix(flow, wish, now, tell);
+                    any = true;
+                }
+                modest.next();
+            }
+            let Some((share, wire)) = smallest else {
+                return;
+            };
+            if any {
+                shares.push(Reverse((share.to_bits(), wire)));
+                continue;
+            }
+            for at in 0..self.wires[wire as usize].flows.len() {
+                let flow = self.wires[wire as usize].flows[at];
+                if !self.flows[flow as usize].fixed {
+                    self.fix(flow, share, now, tell);
                 }
             }
-            for (flow, rate) in fixed {
-                if !std::mem::replace(&mut self.flows[flow as usize].fixed, true) {
-                    self.fix(flow, rate, now, tell);
-                }
-            }
-            open.retain(|flow| !self.flows[*flow as usize].fixed);
         }
     }
 
     fn fix(&mut self, number: u32, rate: f64, now: u64, tell: &mut impl FnMut(Ending)) {
         let flow = &mut self.flows[number as usize];
+        flow.fixed = true;
         let Way { first, count, .. } = self.ways[flow.way as usize];
         for at in first..first + count {
             let state = &mut self.wires[self.path[at as usize] as usize];
@@ -326,23 +343,36 @@ impl Wires {
                 state.among -= 1;
             }
         }
-        if flow.rate == rate {
+        // What differs by rounding is the same, or ranks in step would fall out of it.
+        if (flow.rate - rate).abs() <= rate * 1e-9 {
             return;
         }
         flow.left = (flow.left - flow.rate * (now - flow.since) as f64).max(0.0);
         flow.since = now;
         flow.rate = rate;
         flow.version += 1;
+        // Casts keep within 64 bits.
         let still = if rate > 0.0 {
-            (flow.left / rate).ceil()
+            (flow.left / rate).ceil() as u64
         } else {
-            f64::MAX
+            u64::MAX
         };
         tell(Ending {
             flow: number,
             version: flow.version,
-            // A cast keeps within 64 bits.
-            at: now.saturating_add(still as u64),
+            at: together(now.saturating_add(still), still),
         });
     }
+}
+
+/// A moment, a little later, at which others end as well that end about then: by at most a part of
+/// 16,384 of the time that is left. Each moment at which something ends costs a look at all that it
+/// shares wires with.
+const fn together(at: u64, still: u64) -> u64 {
+    let grain = still >> 14;
+    if grain < 2 {
+        return at;
+    }
+    let grain = 1 << grain.ilog2();
+    at.saturating_add(grain - 1) / grain * grain
 }

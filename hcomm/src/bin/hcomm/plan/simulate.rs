@@ -1,12 +1,13 @@
 //! `hcomm plan simulate`: an operation on a cluster that is described in a file.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Args;
 use hcomm::RankGraph;
 use hcomm_coll::algorithms::{Algorithm, HierarchicalLog, Params, algorithms, by_name};
-use hcomm_coll::plan::Shape;
+use hcomm_coll::plan::{Shape, Task};
 use hcomm_coll::simulate::{self, Outcome, Rates, Transfer};
 use hcomm_topo::Grouping;
 use hcomm_types::{DataType, Error, ErrorKind, Rank, Reduction, Result};
@@ -18,6 +19,13 @@ use crate::{output, topo};
 
 /// Tasks of all ranks, up to which algorithms are compared where none is named.
 const COMPARED_TASKS: usize = 4_000_000;
+
+/// Pairs of ranks that talk to each other, up to which algorithms are compared: where all meet on the same
+/// wires, each message changes what all others get.
+const COMPARED_PAIRS: usize = 100_000;
+
+/// Ranks up to which all of them are tried as one group, too.
+const ONE_GROUP: u32 = 256;
 
 /// Wires that are shown, and messages of the critical path.
 const SHOWN: usize = 12;
@@ -113,17 +121,23 @@ pub(crate) fn simulate(args: &SimulateArgs) -> Result<u8> {
     }
     let (mut compared, mut left_out) = (Vec::new(), Vec::new());
     let alone = ways.len() == 1;
+    // Who names an algorithm waits for it.
+    let patience = if named.is_some() { 16 } else { 1 };
+    let (most_tasks, most_pairs) = (COMPARED_TASKS * patience, COMPARED_PAIRS * patience);
     for way in ways {
         match args.tasks(&way, &shape) {
-            Ok(tasks) if tasks <= COMPARED_TASKS || alone => match run(&way) {
-                Ok(outcome) => compared.push((way.name(), outcome)),
-                Err(error) if alone => return Err(error),
-                Err(error) => left_out.push((way.name(), error.to_string())),
-            },
-            Ok(tasks) => left_out.push((
+            Ok((tasks, pairs)) if alone || tasks <= most_tasks && pairs <= most_pairs => {
+                match run(&way) {
+                    Ok(outcome) => compared.push((way.name(), outcome)),
+                    Err(error) if alone => return Err(error),
+                    Err(error) => left_out.push((way.name(), error.to_string())),
+                }
+            }
+            Ok((tasks, pairs)) => left_out.push((
                 way.name(),
                 format!(
-                    "about {tasks} tasks are too many to compare; --algo and --groups name one"
+                    "about {tasks} tasks of {pairs} pairs are too much to compare; --algo and --groups \
+                     name one"
                 ),
             )),
             Err(why) => left_out.push((way.name(), why)),
@@ -226,7 +240,7 @@ impl SimulateArgs {
     fn groupings(&self, graph: &RankGraph, shape: &Shape) -> Result<Vec<Grouping>> {
         if self.groups.is_empty() {
             let mut found = graph.groupings(shape.ranks);
-            if found.is_empty() {
+            if found.is_empty() || shape.ranks <= ONE_GROUP {
                 found.push(Grouping {
                     name: "one group".to_owned(),
                     groups: vec![0; shape.ranks as usize],
@@ -259,12 +273,18 @@ impl SimulateArgs {
         }
     }
 
-    /// About how many tasks all ranks have, or why there is no plan.
-    fn tasks(&self, way: &Way<'_>, shape: &Shape) -> std::result::Result<usize, String> {
+    /// About how many tasks all ranks have, and how many pairs talk; or why there is no plan.
+    fn tasks(&self, way: &Way<'_>, shape: &Shape) -> std::result::Result<(usize, usize), String> {
         let params = self.params(way.grouping);
         let first = hcomm_coll::algorithms::plan_rank(way.algorithm, shape, &params, Rank(0));
         let first = first.map_err(|error| error.to_string())?;
-        Ok(first.task_count().saturating_mul(shape.ranks as usize))
+        let tasks = first.threads.iter().flatten();
+        let peers: BTreeSet<Rank> = tasks.filter_map(Task::peer).collect();
+        let ranks = shape.ranks as usize;
+        Ok((
+            first.task_count().saturating_mul(ranks),
+            peers.len().saturating_mul(ranks),
+        ))
     }
 
     const fn rates(&self) -> Rates {
