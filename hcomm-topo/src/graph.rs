@@ -186,7 +186,12 @@ impl RankGraph {
     /// about itself.
     #[must_use]
     pub fn links(&self, a: Rank, b: Rank) -> Vec<Link> {
-        let (mut links, _) = self.examine(a.min(b), a.max(b), &Allowed::All);
+        self.links_allowed(a, b, &Allowed::All)
+    }
+
+    /// The links from `a` to `b` whose transport is allowed, best first.
+    pub(crate) fn links_allowed(&self, a: Rank, b: Rank, allowed: &Allowed) -> Vec<Link> {
+        let (mut links, _) = self.examine(a.min(b), a.max(b), allowed);
         if a > b {
             links = links.into_iter().map(Link::flipped).collect();
         }

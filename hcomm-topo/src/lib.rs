@@ -82,6 +82,7 @@ mod pci;
 mod pick;
 mod source;
 mod system;
+mod together;
 mod topology;
 mod wired;
 
@@ -106,5 +107,6 @@ pub use pci::{PciDevice, PciKind};
 pub use pick::{Family, InterfaceFilter, NoInterface, ParseFilterError, Pick};
 pub use source::{Loaded, MAX_SOURCE_BYTES, SourceError, load};
 pub use system::{LiveSystem, MAX_FILE_BYTES, RecordedSystem, System};
+pub use together::LinkShare;
 pub use topology::TopologyType;
 pub use wired::TopologyInstance;

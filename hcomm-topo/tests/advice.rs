@@ -5,7 +5,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use hcomm_topo::{Advice, AdviceError, GroupKind, RankGraph, Segment, load};
+use hcomm_topo::{Advice, AdviceError, Allowed, GroupKind, RankGraph, Segment, load};
 use hcomm_types::{Protocol, Rank};
 use proptest::prelude::*;
 
@@ -160,6 +160,58 @@ fn a_hand_drawn_cluster_gets_groups_on_its_fast_links() {
     assert_eq!(torn.count(), 1);
 }
 
+/// Two ranks on two switches, by ports of these speeds and latencies.
+fn two_ports(ports: &[(f64, u64)]) -> RankGraph {
+    let switches: Vec<String> = (0..ports.len())
+        .map(|at| format!("{{\"name\": \"s{at}\"}}"))
+        .collect();
+    let ports: Vec<String> = ports
+        .iter()
+        .enumerate()
+        .map(|(at, (gigabytes, latency))| {
+            format!(
+                "{{\"protocol\": \"roce\", \"switch\": \"s{at}\", \"gb_per_s\": {gigabytes}, \
+                 \"latency_ns\": {latency}}}"
+            )
+        })
+        .collect();
+    let text = format!(
+        "{{\"format\": \"hcomm-cluster\", \"version\": 1, \"switches\": [{}], \"nodes\": [{{\"name\": \
+         \"n{{node}}\", \"count\": 2, \"ranks\": 1, \"ports\": [{}]}}]}}",
+        switches.join(","),
+        ports.join(",")
+    );
+    load(&text, None).unwrap().graph
+}
+
+#[test]
+fn links_of_a_pair_are_used_together_where_that_helps() {
+    let of = |graph: &RankGraph, bytes| -> Vec<(u64, u64)> {
+        let shares = graph.links_together(Rank(0), Rank(1), bytes, &Allowed::All);
+        shares
+            .iter()
+            .map(|it| (it.link.bytes_per_s / 1_000_000_000, it.bytes))
+            .collect()
+    };
+    let twins = two_ports(&[(10.0, 1000), (10.0, 1000)]);
+    assert_eq!(of(&twins, 1000), [(10, 500), (10, 500)]);
+    // A second latency is not worth a few bytes.
+    let uneven = two_ports(&[(10.0, 1000), (30.0, 20_000)]);
+    assert_eq!(of(&uneven, 1000), [(10, 1000)]);
+    assert_eq!(of(&uneven, 10_000_000), [(10, 2_642_500), (30, 7_357_500)]);
+    // Of two protocols over one port there is only one at a time.
+    let mesh = cluster("mesh8");
+    let shares = mesh.links_together(Rank(0), Rank(1), 1 << 20, &Allowed::All);
+    assert_eq!(shares.len(), 1);
+    // HCCS and PCIe have nothing in common.
+    let cards = cluster("cards4x4");
+    let shares = cards.links_together(Rank(0), Rank(1), 64 << 20, &Allowed::All);
+    assert_eq!(shares.len(), 2);
+    let alone = cards.links_together(Rank(0), Rank(1), 64 << 20, &"hccs".parse().unwrap());
+    assert_eq!(alone.len(), 1);
+    assert_eq!(cards.links_together(Rank(0), Rank(9), 1, &Allowed::All), []);
+}
+
 #[test]
 fn divisions_follow_what_joins_ranks() {
     let names = |graph: &RankGraph, ranks| -> Vec<(String, (usize, usize))> {
@@ -214,6 +266,24 @@ fn groups_that_do_not_fit_are_refused() {
     // One rank to a group has nobody to wait for.
     let pace = graph.pace(&[ranks(&[3])], BYTES);
     assert_eq!((pace.time_ns, pace.slowest), (Some(0), None));
+}
+
+proptest! {
+    /// All bytes go, and none later than by the best link.
+    #[test]
+    fn together_is_never_slower_than_the_best_alone(
+        ports in proptest::collection::vec((0.1f64..100.0, 0u64..50_000), 1..5),
+        bytes in 0u64..1 << 34,
+    ) {
+        let graph = two_ports(&ports);
+        let shares = graph.links_together(Rank(1), Rank(0), bytes, &Allowed::All);
+        prop_assert_eq!(shares.iter().map(|share| share.bytes).sum::<u64>(), bytes);
+        let end = shares.iter().map(|share| share.link.predict_ns(share.bytes)).max().unwrap();
+        let links = graph.links(Rank(1), Rank(0));
+        let best = links.iter().map(|link| link.predict_ns(bytes)).min().unwrap();
+        prop_assert!(end <= best, "{end} {best} {shares:?}");
+        prop_assert!(shares.len() == 1 || end < best);
+    }
 }
 
 proptest! {
