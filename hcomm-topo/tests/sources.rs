@@ -445,6 +445,54 @@ fn a_topology_file_alone_is_a_server() {
     assert_eq!(link(&graph, 3, 64).2, 1);
 }
 
+#[test]
+fn a_topology_file_of_a_rack_has_rows_columns_and_a_spare() {
+    let mut edges = Vec::new();
+    let pairs = (0..64u32).flat_map(|a| (a + 1..64).map(move |b| (a, b)));
+    for (a, b) in pairs.filter(|(a, b)| a / 8 == b / 8 || a % 8 == b % 8) {
+        let axis = u32::from(a % 8 == b % 8);
+        edges.push(format!(
+            "{{\"net_layer\": \"0\", \"link_type\": \"PEER2PEER\", \"protocols\": [\"UB_CTP\"], \
+             \"local_a\": {a}, \"local_a_ports\": [\"{axis}/{b}\"], \"local_b\": {b}, \"local_b_ports\": \
+             [\"{axis}/{a}\"], \"topo_instance_id\": {axis}, \"topo_type\": \"2DMESH\"}}"
+        ));
+    }
+    for peer in 0..65 {
+        edges.push(format!(
+            "{{\"net_layer\": 1, \"link_type\": \"PEER2NET\", \"protocols\": [\"UB_TP\"], \
+             \"local_a\": {peer}, \"local_a_ports\": [\"9/0\"]}}"
+        ));
+    }
+    let peers: Vec<String> = (0..65)
+        .map(|id| format!("{{\"local_id\": {id}}}"))
+        .collect();
+    let text = format!(
+        "{{\"version\": \"2.0\", \"peer_count\": 65, \"peer_list\": [{}], \"edge_count\": {}, \
+         \"edge_list\": [{}]}}",
+        peers.join(","),
+        edges.len(),
+        edges.join(",\n")
+    );
+    let graph = load(&text, None).unwrap().graph;
+    assert_eq!(sizes(&graph), [vec![64], vec![65]]);
+    assert_eq!(
+        graph.topology_type(Layer(0), InstanceId(0)),
+        Some(TopologyType::Mesh2d)
+    );
+    let shown = |a, b| {
+        let (layer, protocol, hops, _) = link(&graph, a, b);
+        (layer, protocol, hops)
+    };
+    assert_eq!(shown(0, 7), (0, Protocol::UbcCtp, 1));
+    assert_eq!(shown(0, 56), (0, Protocol::UbcCtp, 1));
+    assert_eq!(shown(0, 9), (1, Protocol::UbcTp, 2));
+    assert_eq!(shown(64, 9), (1, Protocol::UbcTp, 2));
+    // Seven ports each way, which a row and a column do not share.
+    let port = |b| graph.links(Rank(0), Rank(b))[0].from_port;
+    assert_eq!(port(1), port(7));
+    assert_ne!(port(1), port(8));
+}
+
 fn refused(text: &str) -> SourceError {
     load(text, None).unwrap_err()
 }
