@@ -215,7 +215,11 @@ impl Planner {
                 let may_pass = is_message || shape.operation == Operation::Barrier;
                 !may_pass || wish.supports(shape)
             });
-        let terms = self.terms(shape, membership)?;
+        // An algorithm that was asked for is looked at by itself.
+        let terms = match wish {
+            Some(_) => self.terms_if(membership, is_message, false),
+            None => self.terms(shape, membership)?,
+        };
         let (algorithm, slice_bytes, flows) = match wish {
             Some(wish) => {
                 let algorithm = self.admit(wish, shape, membership)?;
@@ -256,7 +260,11 @@ impl Planner {
     pub(crate) fn terms(&self, shape: &Shape, membership: &Membership) -> Result<Terms> {
         let is_message = matches!(shape.operation, Operation::SendRecv { .. });
         // Of few bytes nobody needs to know.
-        let lends = shape.total_bytes() >= LEAST_LENT_BYTES && membership.lends_all()?;
+        let may_lend = algorithms::algorithms()
+            .iter()
+            .any(|algorithm| algorithm.lends() && algorithm.supports(shape));
+        let lends =
+            may_lend && shape.total_bytes() >= LEAST_LENT_BYTES && membership.lends_all()?;
         Ok(self.terms_if(membership, is_message, lends))
     }
 

@@ -9,6 +9,7 @@ use hcomm_types::{Deadline, Error, ErrorKind, Rank, Result};
 
 use crate::joining::EAGER_RANKS;
 use crate::membership::{Membership, Shared, lock};
+use crate::mesh::LinkState;
 
 impl Membership {
     /// Whether every rank can read memory of every other one while that lends it. The same answer on
@@ -79,6 +80,16 @@ impl Shared {
             let told: Vec<Option<bool>> = others.iter().map(|peer| mesh.lends(*peer)).collect();
             if told.iter().all(Option::is_some) {
                 return Ok(own && told.iter().all(|can| *can == Some(true)));
+            }
+            let has_left = |peer: &&Rank| {
+                mesh.lends(**peer).is_none() && *mesh.state(**peer) == LinkState::Closed
+            };
+            if let Some(peer) = others.iter().find(has_left) {
+                return Err(Error::new(
+                    ErrorKind::PeerLost,
+                    format!("rank {peer} has left without finishing its start-up"),
+                )
+                .blame_rank(*peer));
             }
             if deadline.passed(now) {
                 let silent = others.iter().zip(&told).filter(|(_, told)| told.is_none());

@@ -10,7 +10,10 @@ use hcomm_types::{Error, ErrorKind, MAX_THREADS_PER_COMMUNICATOR, Result};
 use smallvec::SmallVec;
 
 use crate::failure::Failure;
+use crate::lent::{self, Lending};
+use crate::memory::Place;
 use crate::queue::Queue;
+use crate::slice::Slice;
 use crate::worker::{CpuTs, Worker};
 
 /// The layer above: who the peers are, and whether they live.
@@ -57,6 +60,16 @@ pub(crate) struct DomainInner {
     /// All queues that are open.
     queues: Mutex<Vec<Weak<Queue>>>,
     workers: Mutex<Vec<Arc<Worker>>>,
+    loans: Mutex<Loans>,
+}
+
+/// What programs of a domain lend.
+#[derive(Default)]
+struct Loans {
+    /// The line of the latest loan.
+    line: Option<Slice>,
+    /// There are none any more.
+    ended: bool,
 }
 
 impl Domain {
@@ -73,6 +86,7 @@ impl Domain {
             devices: Mutex::default(),
             queues: Mutex::default(),
             workers: Mutex::default(),
+            loans: Mutex::default(),
         }))
     }
 
@@ -117,10 +131,33 @@ impl Domain {
 
 impl DomainInner {
     fn abort(&self, cause: Error) {
+        // Whoever learns of the end has his memory back.
+        let mut loans = self.loans.lock().unwrap_or_else(PoisonError::into_inner);
+        loans.ended = true;
+        if let Some(line) = loans.line.take() {
+            lent::take_back_line(&line);
+        }
+        drop(loans);
         // The cause is there before anybody can see that there is one.
         let _ = self.cause.set(cause);
         self.is_aborted.store(true, Ordering::Release);
         self.waiter.wake();
+    }
+
+    /// Lends the buffers of a run, until the loan is dropped or the domain is aborted; `None` if it was.
+    pub(crate) fn lend(
+        &self,
+        line: &Slice,
+        sequence: u64,
+        input: Place<'_>,
+        output: Place<'_>,
+    ) -> Option<Lending> {
+        let mut loans = self.loans.lock().unwrap_or_else(PoisonError::into_inner);
+        if loans.ended {
+            return None;
+        }
+        loans.line = Some(line.clone());
+        Some(Lending::begin(line, sequence, input, output))
     }
 
     /// Aborts the domain because of a program that did not end, and tells the layer above.

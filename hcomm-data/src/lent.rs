@@ -67,6 +67,11 @@ fn is_lent(line: &impl Words, sequence: u64) -> bool {
     line.load(SEQUENCE) == sequence
 }
 
+/// Takes back what is lent in a line, if anything is.
+pub(crate) fn take_back_line(line: &Slice) {
+    take_back(&line.place());
+}
+
 /// What this side lends, until it is dropped.
 pub(crate) struct Lending(Slice);
 
@@ -81,7 +86,7 @@ impl Lending {
 
 impl Drop for Lending {
     fn drop(&mut self) {
-        take_back(&self.0.place());
+        take_back_line(&self.0);
     }
 }
 

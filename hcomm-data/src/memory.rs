@@ -1003,6 +1003,7 @@ impl InFlight {
                 first = Err(cargo.channel.failure(error));
             }
             self.flying -= 1;
+            self.news = true;
             // With its lane: what still comes for it is nobody's.
             false
         });

@@ -569,6 +569,11 @@ impl Queue {
         }
     }
 
+    /// Takes back what a program here lends to peers.
+    pub(crate) fn take_back(&self) {
+        self.lock().runner.take_back();
+    }
+
     /// Drops what holds lent buffers, if anything does, and fails with `cause` for it.
     pub(crate) fn cancel_lent(&self, cause: impl FnOnce() -> Error) {
         let mut state = self.lock();
@@ -730,7 +735,10 @@ impl State {
                     };
                     (done, 1 + count)
                 }
-                Task::Run(run) => (self.runner.run(&run.part(), own), 1),
+                Task::Run(run) => {
+                    let part = run.part();
+                    (self.runner.run(&part, own, &queue.domain), 1)
+                }
                 single => match single.work() {
                     Some(work) => (self.runner.step(work, own), 1),
                     None => (Ok(true), 1),
@@ -738,9 +746,9 @@ impl State {
             };
             match done {
                 Ok(true) => {
+                    self.runner.next();
                     self.tasks.drain(..length);
                     self.passed = self.passed.wrapping_add(length);
-                    self.runner.next();
                     happened = true;
                 }
                 Ok(false) => break,
@@ -909,10 +917,11 @@ impl State {
         if self.poison.is_none() {
             self.poison = Some(cause);
         }
+        // First, what is lent: who holds the tasks' memory may have it back with them.
+        self.runner.next();
         self.take_in(domain);
         self.tasks.clear();
         self.has_begun = false;
-        self.runner.next();
         if let Some(intake) = &self.intake {
             intake.tell_failed();
         }

@@ -511,10 +511,12 @@ impl Runner {
     }
 
     /// One thread's part of a program. Done when all it has posted has completed.
-    pub(crate) fn run(&mut self, part: &Part<'_>, own: &[AtomicU64]) -> Done {
+    pub(crate) fn run(&mut self, part: &Part<'_>, own: &[AtomicU64], domain: &DomainInner) -> Done {
         let tasks = part.program.threads[part.number].len();
         let mut target: Option<Arc<Queue>> = None;
-        self.lend(part);
+        if !self.lend(part, domain) {
+            return self.wait_for(Reason::Loan);
+        }
         while self.index < tasks {
             let work = part.work(self.index, &mut target)?;
             if !self.step(work, own)? {
@@ -543,7 +545,9 @@ impl Runner {
         const MOST_OPS: usize = 256;
         let ops = &part.program.threads[part.number];
         let mut has_waited = false;
-        self.lend(part);
+        if !self.lend(part, patience.domain) {
+            return Ok(Now::Rest);
+        }
         while let Some(op) = ops.get(self.index) {
             if self.index >= MOST_OPS || patience.has_ended() {
                 return Ok(Now::Rest);
@@ -839,15 +843,22 @@ impl Runner {
         })
     }
 
-    /// Lends the buffers of a program that does so, when it begins.
+    /// Lends the buffers of a program that does so, when it begins; whether it may go on.
     #[inline]
-    fn lend(&mut self, part: &Part<'_>) {
+    fn lend(&mut self, part: &Part<'_>, domain: &DomainInner) -> bool {
         if let Some(line) = &part.program.lends
             && self.lending.is_none()
         {
             let sequence = part.turn.sequence;
-            self.lending = Some(Lending::begin(line, sequence, part.input, part.output));
+            self.lending = domain.lend(line, sequence, part.input, part.output);
+            return self.lending.is_some();
         }
+        true
+    }
+
+    /// Takes back what the program at the head lends, if it does.
+    pub(crate) fn take_back(&mut self) {
+        self.lending = None;
     }
 
     /// Copies what a peer lends.

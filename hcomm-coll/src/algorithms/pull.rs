@@ -31,6 +31,9 @@ const COMPLETE: u32 = 1;
 /// It is done with the memory of the one that is told.
 const DONE: u32 = 2;
 
+/// Ranks of larger communicators do not tell each other whether they can lend.
+const MOST_RANKS: u32 = 64;
+
 /// What is combined at once should stay in the cache, with the result beside it.
 const PIECES: u64 = 4;
 
@@ -48,17 +51,18 @@ impl Algorithm for Pull {
     }
 
     fn supports(&self, shape: &Shape) -> bool {
-        match shape.operation {
-            Operation::AllReduce
-            | Operation::ReduceScatter
-            | Operation::AllGather
-            | Operation::Broadcast { .. }
-            | Operation::Scatter { .. }
-            | Operation::Gather { .. } => true,
-            // Pieces are as long for all.
-            Operation::AllToAll => shape.count.is_even(),
-            _ => false,
-        }
+        shape.ranks <= MOST_RANKS
+            && match shape.operation {
+                Operation::AllReduce
+                | Operation::ReduceScatter
+                | Operation::AllGather
+                | Operation::Broadcast { .. }
+                | Operation::Scatter { .. }
+                | Operation::Gather { .. } => true,
+                // Pieces are as long for all.
+                Operation::AllToAll => shape.count.is_even(),
+                _ => false,
+            }
     }
 
     fn combines_in_rank_order(&self, _shape: &Shape) -> bool {
@@ -207,13 +211,15 @@ impl Puller<'_> {
             Operation::Scatter { .. } => shape.part(me),
             _ => 0..shape.count_bytes(),
         };
-        self.tell_all(BEGUN);
         if me == root {
+            self.tell_all(BEGUN);
             let own = Loc::input(part.start);
             self.tasks.keep_own(Loc::output(0), own, length(&part));
-            self.hear_all(BEGUN);
             self.hear_all(DONE);
             return;
+        }
+        for peer in self.tasks.peers().filter(|peer| *peer != root) {
+            self.tasks.record(peer, BEGUN);
         }
         self.tasks.wait(root, BEGUN);
         let src = Loc::input(part.start);

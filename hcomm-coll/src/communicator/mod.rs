@@ -148,7 +148,7 @@ impl Communicator {
     }
 
     /// Lets collectives of more than a few cache lines flow over so many threads, from 1 to 4, each
-    /// with a part of every buffer; `None` goes back to one. It is for those of even counts, by
+    /// with a part of every buffer; `None` leaves it to the cost model. It is for those of even counts, by
     /// whatever algorithm but in packets. All ranks must ask for the same at the same place in their
     /// calls.
     ///
@@ -165,8 +165,8 @@ impl Communicator {
     ///
     /// # Errors
     /// `InvalidArgument`, with the reason and without any other effect, for a plan that is wrong,
-    /// for a message, for other ranks, not synchronising, has credits, touches input or output of
-    /// another rank, waits for thread notifies on its first thread, or needs more threads, notifies
+    /// for a message, for other ranks, not synchronising, has credits, writes to input or output of
+    /// another rank (or reads there, and not all ranks can), waits for thread notifies on its first thread, or needs more threads, notifies
     /// or scratch memory than there are, or packets where not all ranks map each other's memory.
     /// Also why a channel that it needs cannot be made.
     pub fn use_plan(&self, plan: Option<&Plan>) -> Result<()> {

@@ -9,7 +9,7 @@ use super::{Thread, check_slices};
 use crate::driver;
 use crate::memory::Buffers;
 use crate::program::{Program, Turn};
-use crate::queue::Tried;
+use crate::queue::{Queue, Tried};
 use crate::slice::Slice;
 use crate::work::{Part, Run, RunBuffers, Task};
 
@@ -142,6 +142,8 @@ impl Thread {
         if program.runs_directly() {
             self.check_notifies(program, 0)?;
             let (input, output) = buffers.places()?;
+            // Peers may read these buffers from here on, which nothing but this call keeps there.
+            let _end = TakeBack(&self.queue);
             let tried = self.queue.try_run(&Part {
                 program,
                 number: 0,
@@ -252,6 +254,17 @@ impl Thread {
             }
         }
         Ok(())
+    }
+}
+
+/// At a panic, takes back what is lent before the caller's buffers go.
+struct TakeBack<'a>(&'a Queue);
+
+impl Drop for TakeBack<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.take_back();
+        }
     }
 }
 

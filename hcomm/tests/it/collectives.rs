@@ -341,7 +341,8 @@ pub(crate) fn every_size<T: Sample>(comm: &Communicator) {
 /// Every algorithm by name, on sizes that it can plan.
 pub(crate) fn every_algorithm(comm: &Communicator) {
     for algorithm in algorithms::algorithms() {
-        if algorithm.has_packets() && !comm.maps_all() {
+        let packs = algorithm.has_packets() && !comm.maps_all();
+        if packs || (algorithm.lends() && !comm.costs().2.lends) {
             continue;
         }
         comm.force_algorithm(Some(algorithm.name())).unwrap();

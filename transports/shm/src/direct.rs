@@ -596,10 +596,18 @@ impl Reach {
 /// By the kernel, too: memory that is there no more is an error then.
 pub(crate) fn fetch_own(local: Span<'_>, address: u64) -> Result<(), i32> {
     if local.bytes() > 0 {
-        return match read_process(getpid(), address, local) {
-            Ok(bytes) if bytes == local.bytes() => Ok(()),
-            _ => Err(STATUS_SYSTEM),
-        };
+        let total = local.bytes() as u64;
+        let mut done = 0;
+        while done < total {
+            let bytes = PIECE_BYTES.min(total - done);
+            let part = local.part(done, bytes).ok_or(STATUS_SYSTEM)?;
+            let at = address.checked_add(done).ok_or(STATUS_SYSTEM)?;
+            match read_process(getpid(), at, part) {
+                Ok(moved) if moved as u64 == bytes => done += bytes,
+                _ => return Err(STATUS_SYSTEM),
+            }
+        }
+        return Ok(());
     }
     let word = Mapping::private(LINE_BYTES).map_err(|_| STATUS_UNSUPPORTED)?;
     let (from, to) = (word.span().part(0, 8), word.span().part(8, 8));

@@ -344,8 +344,27 @@ impl ChannelInner {
 
     pub(crate) fn fail_outbound(&self, link: &Link, failure: outbound::Failure) -> i32 {
         match failure {
-            outbound::Failure::Socket(error) => self.fail_by(error),
+            outbound::Failure::Socket(error) => {
+                self.take_what_is_there(link);
+                self.fail_by(error)
+            }
             outbound::Failure::Refused(status) => self.refuse(link, status),
+        }
+    }
+
+    /// Takes what the peer had sent before it went: it may be all that is waited for.
+    fn take_what_is_there(&self, link: &Link) {
+        const MOST_TURNS: u32 = 1024;
+        let around = Around {
+            device: &self.device,
+            lines: &self.lines,
+            outbound: &self.outbound,
+        };
+        for _ in 0..MOST_TURNS {
+            match lock(&self.inbound).turn(&link.socket, &around) {
+                Ok(turn) if turn.moved && !turn.ended => {}
+                _ => break,
+            }
         }
     }
 
@@ -372,7 +391,7 @@ impl ChannelInner {
             _ => STATUS_LINK_DOWN,
         };
         let text = match error {
-            Errno::TIMEDOUT => format!("the peer's host has not answered for a minute ({error})"),
+            Errno::TIMEDOUT => format!("the peer's host does not answer any more ({error})"),
             _ => error.to_string(),
         };
         self.fail(status, text)

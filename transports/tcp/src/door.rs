@@ -10,7 +10,7 @@ use crate::socket::{Incoming, accept, has_ended};
 use crate::wire::Hello;
 
 /// Connections that were not let in yet. Behind them the oldest have to go, and dial again.
-const MAX_STRANGERS: usize = 1024;
+const MAX_STRANGERS: usize = 256;
 /// Connections taken in one turn.
 const MAX_ACCEPTS: usize = 64;
 /// Who has not said who he is after so long has nothing to say.

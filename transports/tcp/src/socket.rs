@@ -13,10 +13,10 @@ use rustix::net::{
 
 use crate::sys::widen;
 
-/// A peer whose kernel has not answered for so long is gone. Long, because a peer that is only
-/// stopped, while its window is full, is judged by it as well.
-const PEER_TIMEOUT: Duration = Duration::from_secs(60);
-/// An idle connection is asked after so long, and then so often.
+/// An idle connection is asked after so long, and then so often. There is no limit for one on which
+/// bytes wait: the system would end it as well when the peer lives and its window is full, as that of
+/// a rank that computes for a minute. What has not come by then is the business of the deadline of
+/// whoever waits.
 const IDLE: Duration = Duration::from_secs(10);
 const ASK_EVERY: Duration = Duration::from_secs(5);
 const ASKS: u32 = 10;
@@ -86,7 +86,6 @@ fn prepare(socket: &OwnedFd) -> Result<(), Errno> {
     sockopt::set_tcp_keepidle(socket, IDLE)?;
     sockopt::set_tcp_keepintvl(socket, ASK_EVERY)?;
     sockopt::set_tcp_keepcnt(socket, ASKS)?;
-    sockopt::set_tcp_user_timeout(socket, PEER_TIMEOUT.as_millis() as u32)?;
     choose_congestion(socket);
     widen(socket, WINDOW_BYTES);
     Ok(())
