@@ -187,11 +187,11 @@ impl ChannelInner {
 
     /// Sends what the socket takes; see [`Outbound::pump`].
     pub(crate) fn pump(&self, link: &Link, outbound: &mut Outbound, inline_from: u64) -> Pump {
-        let pumped = outbound.pump(&link.socket, inline_from);
+        let (pumped, went) = outbound.pump(&link.socket, inline_from);
         self.note(outbound);
-        match pumped {
-            Ok(pumped) => Pump::Went(pumped),
-            Err(failure) => Pump::Failed(failure),
+        match went {
+            Ok(()) => Pump::Went(pumped),
+            Err(failure) => Pump::Failed(failure, pumped),
         }
     }
 
@@ -233,7 +233,13 @@ impl ChannelInner {
                 lines: &self.lines,
                 outbound: &self.outbound,
             };
-            let taken = lock(&self.inbound).turn(&link.socket, &around);
+            let mut inbound = lock(&self.inbound);
+            // What ended meanwhile has cut it: the rest of a payload is no frame.
+            if self.usable().is_err() {
+                return turn;
+            }
+            let taken = inbound.turn(&link.socket, &around);
+            drop(inbound);
             match taken {
                 Ok(found) => turn = found,
                 Err(failure) => {
@@ -254,7 +260,7 @@ impl ChannelInner {
                         turn.moved |= pumped.sent_bytes > 0;
                         turn.rings |= pumped.completed > 0;
                     }
-                    Pump::Failed(failure) => {
+                    Pump::Failed(failure, _) => {
                         drop(outbound);
                         self.fail_outbound(link, failure);
                         turn.rings = true;
@@ -322,7 +328,7 @@ impl ChannelInner {
             .fetch_add(1, Ordering::Relaxed);
         let mut outbound = lock(&self.outbound);
         say(&mut outbound);
-        if let Pump::Failed(failure) = self.pump(link, &mut outbound, u64::MAX) {
+        if let Pump::Failed(failure, _) = self.pump(link, &mut outbound, u64::MAX) {
             drop(outbound);
             self.fail_outbound(link, failure);
         }
@@ -361,7 +367,11 @@ impl ChannelInner {
             outbound: &self.outbound,
         };
         for _ in 0..MOST_TURNS {
-            match lock(&self.inbound).turn(&link.socket, &around) {
+            let mut inbound = lock(&self.inbound);
+            if self.usable().is_err() {
+                break;
+            }
+            match inbound.turn(&link.socket, &around) {
                 Ok(turn) if turn.moved && !turn.ended => {}
                 _ => break,
             }
@@ -478,7 +488,8 @@ impl ChannelInner {
 /// What [`ChannelInner::pump`] came to.
 pub(crate) enum Pump {
     Went(outbound::Pumped),
-    Failed(outbound::Failure),
+    /// And what went before.
+    Failed(outbound::Failure, outbound::Pumped),
 }
 
 const ENDED: &str = "the peer has closed the connection";

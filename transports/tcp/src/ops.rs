@@ -28,6 +28,10 @@ pub(crate) fn post(channel: &Channel, batch: &[DescriptorV1]) -> Posted {
         Err(status) => return Posted { status, ..posted },
     };
     let mut outbound = lock(inner.outbound());
+    // Who ends the channel fails what is posted by then, and nothing later.
+    if let Err(status) = inner.usable() {
+        return Posted { status, ..posted };
+    }
     let first = outbound.next_number();
     for descriptor in batch {
         let taken = if posted.accepted == MAX_BATCH {
@@ -47,7 +51,8 @@ pub(crate) fn post(channel: &Channel, batch: &[DescriptorV1]) -> Posted {
     }
     match inner.pump(link, &mut outbound, first) {
         Pump::Went(pumped) => posted.inline_done += pumped.inline_done,
-        Pump::Failed(failure) => {
+        Pump::Failed(failure, pumped) => {
+            posted.inline_done += pumped.inline_done;
             drop(outbound);
             let status = inner.fail_outbound(link, failure);
             // What was accepted has a completion that says so.
@@ -132,7 +137,7 @@ pub(crate) fn flush(channel: &Channel) -> Result<bool, i32> {
     }
     match inner.pump(link, &mut outbound, u64::MAX) {
         Pump::Went(_) => Ok(false),
-        Pump::Failed(failure) => {
+        Pump::Failed(failure, _) => {
             drop(outbound);
             Err(inner.fail_outbound(link, failure))
         }

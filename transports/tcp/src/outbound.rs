@@ -275,28 +275,41 @@ impl Outbound {
     }
 
     /// Sends what the socket takes. Descriptors from number `inline_from` on need no completion if
-    /// they are done by that.
+    /// they are done by that. What went before a failure counts.
     ///
-    /// # Errors
-    /// Why the socket does not work, or `STATUS_STALE_KEY` for a region that ended while the peer
-    /// was reading it.
-    pub(crate) fn pump(&mut self, socket: &OwnedFd, inline_from: u64) -> Result<Pumped, Failure> {
+    /// The failure: why the socket does not work, or `STATUS_STALE_KEY` for a region that ended while
+    /// the peer was reading it.
+    pub(crate) fn pump(
+        &mut self,
+        socket: &OwnedFd,
+        inline_from: u64,
+    ) -> (Pumped, Result<(), Failure>) {
         let mut pumped = Pumped::default();
         let completed = self.done.len();
+        let went = self.send_all(socket, inline_from, &mut pumped);
+        pumped.completed = self.done.len() - completed;
+        (pumped, went)
+    }
+
+    fn send_all(
+        &mut self,
+        socket: &OwnedFd,
+        inline_from: u64,
+        pumped: &mut Pumped,
+    ) -> Result<(), Failure> {
         for _ in 0..CALLS {
             self.fill();
             if self.pieces.is_empty() {
                 break;
             }
             let (offered, sent) = self.send(socket)?;
-            self.consume(sent, inline_from, &mut pumped);
+            self.consume(sent, inline_from, pumped);
             pumped.sent_bytes += sent as u64;
             if sent < offered {
                 break;
             }
         }
-        pumped.completed = self.done.len() - completed;
-        Ok(pumped)
+        Ok(())
     }
 
     /// Puts on their way what waits and may go.

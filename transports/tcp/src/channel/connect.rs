@@ -4,7 +4,8 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 
 use hcomm_transport_abi::{
-    Connect, Fault, STATUS_LINK_DOWN, STATUS_OK, STATUS_PEER_LOST, STATUS_REFUSED,
+    Connect, Fault, STATUS_LINK_DOWN, STATUS_NOT_CONNECTED, STATUS_OK, STATUS_PEER_LOST,
+    STATUS_REFUSED,
 };
 use rustix::event::epoll;
 use rustix::io::Errno;
@@ -71,7 +72,8 @@ impl Channel {
             }
             setup.peer.get_or_insert_with(|| peer.clone());
         }
-        if !inner.was_connected() {
+        let state = || inner.state.load(core::sync::atomic::Ordering::Acquire);
+        if !inner.was_connected() && state() == STATUS_NOT_CONNECTED {
             inner.device.look_at_door();
             let mut setup = lock(&inner.setup);
             let advanced = setup.advance(inner, &peer);
@@ -83,9 +85,9 @@ impl Channel {
                 return Err(fault);
             }
         }
-        match inner.state.load(core::sync::atomic::Ordering::Acquire) {
+        match state() {
             STATUS_OK => Ok(Connect::Connected),
-            _ if !inner.was_connected() => Ok(Connect::InProgress),
+            STATUS_NOT_CONNECTED => Ok(Connect::InProgress),
             status => Err(inner.fault(status)),
         }
     }
