@@ -504,19 +504,14 @@ impl Reach {
         if !self.is_open() {
             return Err(STATUS_UNSUPPORTED);
         }
-        let total = local.bytes() as u64;
-        let mut done = 0;
-        while done < total {
-            let bytes = PIECE_BYTES.min(total - done);
-            let part = local.part(done, bytes).ok_or(STATUS_SYSTEM)?;
-            let at = address.checked_add(done).ok_or(STATUS_SYSTEM)?;
+        in_pieces(local, address, |part, at| {
             match self.whole("process_vm_readv", read_process, at, part) {
-                Ok(()) => done += bytes,
-                Err(Stop::Failed(status)) => return Err(status),
-                Err(Stop::Forbidden) => return Err(STATUS_UNSUPPORTED),
+                Ok(()) => Ok(()),
+                Err(Stop::Failed(status)) => Err(status),
+                Err(Stop::Forbidden) => Err(STATUS_UNSUPPORTED),
             }
-        }
-        if total > 0 && !self.lives() {
+        })?;
+        if local.bytes() > 0 && !self.lives() {
             return Err(STATUS_PEER_LOST);
         }
         Ok(())
@@ -592,22 +587,33 @@ impl Reach {
     }
 }
 
+/// Hands a copy out in pieces, each with its address at the peer.
+fn in_pieces<'a>(
+    local: Span<'a>,
+    address: u64,
+    mut copy: impl FnMut(Span<'a>, u64) -> Result<(), i32>,
+) -> Result<(), i32> {
+    let total = local.bytes() as u64;
+    let mut done = 0;
+    while done < total {
+        let bytes = PIECE_BYTES.min(total - done);
+        let part = local.part(done, bytes).ok_or(STATUS_SYSTEM)?;
+        copy(part, address.checked_add(done).ok_or(STATUS_SYSTEM)?)?;
+        done += bytes;
+    }
+    Ok(())
+}
+
 /// Copies memory that another rank of this process lends; of zero bytes, whether that is possible.
 /// By the kernel, too: memory that is there no more is an error then.
 pub(crate) fn fetch_own(local: Span<'_>, address: u64) -> Result<(), i32> {
     if local.bytes() > 0 {
-        let total = local.bytes() as u64;
-        let mut done = 0;
-        while done < total {
-            let bytes = PIECE_BYTES.min(total - done);
-            let part = local.part(done, bytes).ok_or(STATUS_SYSTEM)?;
-            let at = address.checked_add(done).ok_or(STATUS_SYSTEM)?;
+        return in_pieces(local, address, |part, at| {
             match read_process(getpid(), at, part) {
-                Ok(moved) if moved as u64 == bytes => done += bytes,
-                _ => return Err(STATUS_SYSTEM),
+                Ok(moved) if moved == part.bytes() => Ok(()),
+                _ => Err(STATUS_SYSTEM),
             }
-        }
-        return Ok(());
+        });
     }
     let word = Mapping::private(LINE_BYTES).map_err(|_| STATUS_UNSUPPORTED)?;
     let (from, to) = (word.span().part(0, 8), word.span().part(8, 8));
