@@ -27,7 +27,7 @@ use crate::settings::Settings;
 use crate::tuning::Tuning;
 
 /// Up to this many ranks all channels are made at start; above, when they are first needed.
-pub(crate) const EAGER_RANKS: u32 = 64;
+pub const EAGER_RANKS: u32 = 64;
 
 impl Membership {
     /// Joins the ranks that a launcher has started.

@@ -1,10 +1,7 @@
 //! Whether all ranks can read memory that others lend: what each has found out at start-up, told to
 //! all, so that all come to the same answer.
 
-use std::sync::Arc;
-
-use hcomm_data::Peers as _;
-use hcomm_transport::{Paused, Phase, Watch};
+use hcomm_transport::Phase;
 use hcomm_types::{Deadline, Error, ErrorKind, Rank, Result};
 
 use crate::joining::EAGER_RANKS;
@@ -20,11 +17,11 @@ impl Membership {
     #[doc(hidden)] // for the layer above
     pub fn lends_all(&self) -> Result<bool> {
         let shared = &self.shared;
-        if shared.lends_all.get().is_none() {
-            let all = shared.ask_lends()?;
-            let _ = shared.lends_all.set(all);
+        if let Some(all) = shared.lends_all.get() {
+            return Ok(*all);
         }
-        Ok(shared.lends_all.get().copied().unwrap_or(false))
+        let all = shared.ask_lends()?;
+        Ok(*shared.lends_all.get_or_init(|| all))
     }
 }
 
@@ -59,68 +56,59 @@ impl Shared {
         }
     }
 
-    fn ask_lends(self: &Arc<Self>) -> Result<bool> {
+    fn ask_lends(&self) -> Result<bool> {
         if self.graph.size() == 1 {
             return Ok(true);
         }
         let Some(&own) = self.own_lends.get().filter(|_| self.may_lend()) else {
             return Ok(false);
         };
-        let others = self.others();
-        let began = self.waiter.now();
-        let deadline = Deadline::after(began, self.settings.connect_timeout());
+        let deadline = Deadline::after(self.waiter.now(), self.settings.connect_timeout());
         let mut phase = Phase::default();
         loop {
-            if let Some(cause) = self.domain.aborted() {
-                return Err(cause);
+            if let Some(theirs) = self.hear_lends(deadline)? {
+                return Ok(own && theirs);
             }
-            let now = self.waiter.now();
-            let mut mesh = lock(&self.mesh);
-            mesh.poll(now)?;
-            let told: Vec<Option<bool>> = others.iter().map(|peer| mesh.lends(*peer)).collect();
-            if told.iter().all(Option::is_some) {
-                return Ok(own && told.iter().all(|can| *can == Some(true)));
-            }
-            let has_left = |peer: &&Rank| {
-                mesh.lends(**peer).is_none() && *mesh.state(**peer) == LinkState::Closed
-            };
-            if let Some(peer) = others.iter().find(has_left) {
-                return Err(Error::new(
-                    ErrorKind::PeerLost,
-                    format!("rank {peer} has left without finishing its start-up"),
-                )
-                .blame_rank(*peer));
-            }
-            if deadline.passed(now) {
-                let silent = others.iter().zip(&told).filter(|(_, told)| told.is_none());
-                let silent: Vec<Rank> = silent.map(|(peer, _)| *peer).collect();
-                let error = Error::new(
-                    ErrorKind::Timeout,
-                    format!("ranks {silent:?} have not finished their start-up"),
-                )
-                .hint("look at the output of those ranks");
-                return Err(silent.into_iter().fold(error, Error::blame_rank));
-            }
-            let mut interests = Vec::new();
-            mesh.interests(&mut interests);
-            let devices = self.endpoints.open();
-            let paused = self.waiter.pause(
-                &mut phase,
-                &mut Watch {
-                    until: deadline.earlier(mesh.next_wake()),
-                    interests: &interests,
-                    devices: &devices,
-                    look: &mut || self.domain.aborted().is_some(),
-                },
-            );
-            drop(interests);
-            drop(mesh);
-            for device in devices {
-                device.progress()?;
-            }
-            if paused == Paused::Slept {
-                self.health.check()?;
+            self.pause_for_peers(&mut phase, deadline)?;
+        }
+    }
+
+    /// Whether all others can, once all have told.
+    fn hear_lends(&self, deadline: Deadline) -> Result<Option<bool>> {
+        if let Some(cause) = self.domain.aborted() {
+            return Err(cause);
+        }
+        for device in self.endpoints.open() {
+            device.progress()?;
+        }
+        let now = self.waiter.now();
+        let mut mesh = lock(&self.mesh);
+        mesh.poll(now)?;
+        let (mut silent, mut all) = (Vec::new(), true);
+        for peer in self.others() {
+            match mesh.lends(peer) {
+                Some(can) => all &= can,
+                None if *mesh.state(peer) == LinkState::Closed => {
+                    return Err(Error::new(
+                        ErrorKind::PeerLost,
+                        format!("rank {peer} has left without finishing its start-up"),
+                    )
+                    .blame_rank(peer));
+                }
+                None => silent.push(peer),
             }
         }
+        if silent.is_empty() {
+            return Ok(Some(all));
+        }
+        if !deadline.passed(now) {
+            return Ok(None);
+        }
+        let error = Error::new(
+            ErrorKind::Timeout,
+            format!("ranks {silent:?} have not finished their start-up"),
+        )
+        .hint("look at the output of those ranks");
+        Err(silent.into_iter().fold(error, Error::blame_rank))
     }
 }

@@ -48,7 +48,7 @@ pub use settings::{DEFAULT_BUFFER_BYTES, Settings, VARIABLES, Variable};
 pub use tuning::Tuning;
 
 pub use health::Blocking;
-pub use joining::{allowed, local_graph};
+pub use joining::{EAGER_RANKS, allowed, local_graph};
 pub use layout::{Layout, MIN_BUFFER_BYTES, Notifies};
 pub use link_setup::{PeerLink, RemoteMemory};
 pub use membership::{Aborter, Membership};

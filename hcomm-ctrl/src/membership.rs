@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use hcomm_data::{Domain, Engine, Peers as _, Slice, Thread};
 use hcomm_topo::{Allowed, RankGraph};
-use hcomm_transport::{Device, Paused, Phase, Plugin, Region, Waiter, Watch};
+use hcomm_transport::{Device, Interest, Paused, Phase, Plugin, Region, Waiter, Watch};
 use hcomm_types::{Deadline, Error, ErrorKind, Nanos, Rank, Result};
 
 use crate::calls::Call;
@@ -679,6 +679,36 @@ impl Shared {
         );
     }
 
+    /// Waits until there may be something new on the control links or the devices, and after a sleep
+    /// looks whether the others live.
+    pub(crate) fn pause_for_peers(&self, phase: &mut Phase, until: Deadline) -> Result<()> {
+        let devices = self.endpoints.open();
+        let mesh = lock(&self.mesh);
+        let mut interests = Vec::new();
+        mesh.interests(&mut interests);
+        let watched = devices.iter().filter_map(|device| device.wake_fd());
+        interests.extend(watched.map(|fd| Interest {
+            fd,
+            readable: true,
+            writable: false,
+        }));
+        let paused = self.waiter.pause(
+            phase,
+            &mut Watch {
+                until: until.earlier(mesh.next_wake()),
+                interests: &interests,
+                devices: &devices,
+                look: &mut || self.domain.aborted().is_some(),
+            },
+        );
+        drop(interests);
+        drop(mesh);
+        if paused == Paused::Slept {
+            self.health.check()?;
+        }
+        Ok(())
+    }
+
     /// Stays until what this rank has posted has arrived or its link has failed: a link that carries
     /// messages itself would drop those that are on their way with its end.
     fn deliver(&self) {
@@ -902,7 +932,7 @@ pub(crate) fn drive_links(one: &Shared, linkings: &mut [Linking]) -> Result<()> 
             devices
                 .iter()
                 .filter_map(|device| device.wake_fd())
-                .map(|fd| hcomm_transport::Interest {
+                .map(|fd| Interest {
                     fd,
                     readable: true,
                     writable: false,

@@ -11,7 +11,7 @@ use std::sync::{Arc, Weak};
 use std::task::Poll;
 
 use hcomm_data::{Peers as _, RemoteSlice, Slice};
-use hcomm_transport::{Importing, Interest, Paused, Phase, Watch};
+use hcomm_transport::{Importing, Phase};
 use hcomm_types::{Deadline, Error, ErrorKind, Nanos, Rank, Result};
 use serde::{Deserialize, Serialize};
 
@@ -256,34 +256,9 @@ impl<'a> Making<'a> {
 
     /// Waits until all have told, and, if that was good news, until all have imported all.
     fn finish(&mut self) -> Result<()> {
-        let waiter = Arc::clone(&self.shared.waiter);
         let mut phase = Phase::default();
         while !self.poll()? {
-            let devices = self.shared.endpoints.open();
-            let mesh = lock(&self.shared.mesh);
-            let mut interests = Vec::new();
-            mesh.interests(&mut interests);
-            let watched = devices.iter().filter_map(|device| device.wake_fd());
-            interests.extend(watched.map(|fd| Interest {
-                fd,
-                readable: true,
-                writable: false,
-            }));
-            let domain = &self.shared.domain;
-            let paused = waiter.pause(
-                &mut phase,
-                &mut Watch {
-                    until: self.deadline.earlier(mesh.next_wake()),
-                    interests: &interests,
-                    devices: &devices,
-                    look: &mut || domain.aborted().is_some(),
-                },
-            );
-            drop(interests);
-            drop(mesh);
-            if paused == Paused::Slept {
-                self.shared.health.check()?;
-            }
+            self.shared.pause_for_peers(&mut phase, self.deadline)?;
         }
         Ok(())
     }
