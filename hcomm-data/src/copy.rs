@@ -91,6 +91,9 @@ unsafe fn copy_long(dst: *mut u8, src: *const u8, bytes: usize, hint: Hint) {
     }
 }
 
+/// More than so much a host's caches do not keep for one program; see [`cached_bytes`].
+pub const MOST_CACHED_BYTES: usize = 64 << 20;
+
 /// From how many bytes on results that ranks of this host leave at about the same time do not stay in
 /// caches until they are read: as many as the last-level cache holds, or less, because other machines
 /// on the same host want their share. Measured on a Granite Rapids that says it has 480 MiB, past the
@@ -98,8 +101,7 @@ unsafe fn copy_long(dst: *mut u8, src: *const u8, bytes: usize, hint: Hint) {
 /// 0.9, 256: 0.5 of the time; all_reduce of 8, 4 and 2 ranks with 64: 0.77, 0.73, 0.72, all_gather 0.91,
 /// 0.94, 0.88; with 32 all_gather of 2 ranks 1.09.
 pub(crate) fn cached_bytes() -> usize {
-    const MOST: usize = 64 << 20;
-    Machine::get().last_level_cache.min(MOST)
+    Machine::get().last_level_cache.min(MOST_CACHED_BYTES)
 }
 
 /// Whether this is a wide machine; see [`Hint::Near`].

@@ -139,7 +139,7 @@ mod work;
 mod worker;
 
 pub use channel::Channel;
-pub use copy::{Hint, copy};
+pub use copy::{Hint, MOST_CACHED_BYTES, copy};
 pub use domain::{Domain, Peers};
 pub use lent::LENT_BYTES;
 pub use memory::Buffers;

@@ -735,10 +735,7 @@ impl State {
                     };
                     (done, 1 + count)
                 }
-                Task::Run(run) => {
-                    let part = run.part();
-                    (self.runner.run(&part, own, &queue.domain), 1)
-                }
+                Task::Run(run) => (self.runner.run(&run.part(), own, &queue.domain), 1),
                 single => match single.work() {
                     Some(work) => (self.runner.step(work, own), 1),
                     None => (Ok(true), 1),

@@ -217,14 +217,10 @@ fn from_root(tasks: &mut Tasks<'_>, shape: &Shape, slices: Slices, me: Rank, roo
         }
         let own = part(me);
         tasks.keep_own(Loc::output(0), Loc::input(own.start), length(&own));
-        for peer in tasks.peers() {
-            tasks.wait(peer, DATA);
-        }
+        tasks.hear_all(DATA);
         return;
     }
-    for peer in tasks.peers() {
-        tasks.record(peer, DATA);
-    }
+    tasks.tell_all(DATA);
     for slice in 0..count {
         let range = slices.slice_of(slice, length(&part(me)));
         tasks.wait(root, DATA);
@@ -266,14 +262,10 @@ fn to_root(tasks: &mut Tasks<'_>, shape: &Shape, slices: Slices, me: Rank, root:
             let dst = slot(shape, slices, slice, root, me);
             tasks.write(root, dst, Loc::input(range.start), length(&range), DATA);
         }
-        for peer in tasks.peers() {
-            tasks.wait(peer, DATA);
-        }
+        tasks.hear_all(DATA);
         return;
     }
-    for peer in tasks.peers() {
-        tasks.record(peer, DATA);
-    }
+    tasks.tell_all(DATA);
     for slice in 0..count {
         let free = |tasks: &mut Tasks<'_>, peer: Rank| {
             if slice + 2 < count {

@@ -284,9 +284,7 @@ fn from_root(tasks: &mut Tasks<'_>, shape: &Shape, slices: Slices, me: Rank, roo
     if me == root {
         for slice in 0..count {
             if slice >= 2 {
-                for peer in tasks.peers() {
-                    tasks.wait(peer, FREE);
-                }
+                tasks.hear_all(FREE);
             }
             for peer in tasks.peers().take(if scatters { usize::MAX } else { 1 }) {
                 let all = part(peer);
@@ -294,19 +292,13 @@ fn from_root(tasks: &mut Tasks<'_>, shape: &Shape, slices: Slices, me: Rank, roo
                 let src = Loc::input(all.start + range.start);
                 tasks.copy(held(slice, peer), src, length(&range));
             }
-            for peer in tasks.peers() {
-                tasks.record(peer, HERE);
-            }
+            tasks.tell_all(HERE);
         }
         tasks.keep_own(Loc::output(0), Loc::input(own.start), length(&own));
-        for peer in tasks.peers() {
-            tasks.wait(peer, HERE);
-        }
+        tasks.hear_all(HERE);
         return;
     }
-    for peer in tasks.peers() {
-        tasks.record(peer, HERE);
-    }
+    tasks.tell_all(HERE);
     for slice in 0..count {
         let range = slices.slice_of(slice, length(&own));
         tasks.wait(root, HERE);
@@ -341,14 +333,10 @@ fn to_root(tasks: &mut Tasks<'_>, shape: &Shape, slices: Slices, me: Rank, root:
         }
         // The root may read the last slices after this rank has left: this half is not used again
         // before the root has left too.
-        for peer in tasks.peers() {
-            tasks.wait(peer, HERE);
-        }
+        tasks.hear_all(HERE);
         return;
     }
-    for peer in tasks.peers() {
-        tasks.record(peer, HERE);
-    }
+    tasks.tell_all(HERE);
     for slice in 0..count {
         let range = part(slice, me);
         let own = Loc::output(shape.part(me).start + range.start);

@@ -17,9 +17,10 @@
 
 use std::ops::Range;
 
+use hcomm_ctrl::EAGER_RANKS;
 use hcomm_types::Rank;
 
-use super::layout::{LINE, line_down, line_up};
+use super::layout::{LINE, Slices, line_down, line_up};
 use super::tasks::{Tasks, length};
 use super::{Algorithm, Params, PlanError, begin};
 use crate::plan::{Loc, Operation, RankPlan, Shape};
@@ -30,9 +31,6 @@ const BEGUN: u32 = 0;
 const COMPLETE: u32 = 1;
 /// It is done with the memory of the one that is told.
 const DONE: u32 = 2;
-
-/// Ranks of larger communicators do not tell each other whether they can lend.
-const MOST_RANKS: u32 = 64;
 
 /// What is combined at once should stay in the cache, with the result beside it.
 const PIECES: u64 = 4;
@@ -51,7 +49,8 @@ impl Algorithm for Pull {
     }
 
     fn supports(&self, shape: &Shape) -> bool {
-        shape.ranks <= MOST_RANKS
+        // Ranks of larger communicators do not tell each other whether they can lend.
+        shape.ranks <= EAGER_RANKS
             && match shape.operation {
                 Operation::AllReduce
                 | Operation::ReduceScatter
@@ -126,18 +125,6 @@ struct Puller<'s> {
 }
 
 impl Puller<'_> {
-    fn tell_all(&mut self, notify: u32) {
-        for peer in self.tasks.peers() {
-            self.tasks.record(peer, notify);
-        }
-    }
-
-    fn hear_all(&mut self, notify: u32) {
-        for peer in self.tasks.peers() {
-            self.tasks.wait(peer, notify);
-        }
-    }
-
     /// Takes bytes from each of the others, when that one has come as far as `notify` says.
     fn take_all(&mut self, notify: u32, what: impl Fn(Rank) -> (Loc, Loc, u64)) {
         for peer in self.tasks.peers() {
@@ -148,22 +135,27 @@ impl Puller<'_> {
         }
     }
 
-    fn all_gather(&mut self) {
-        let (shape, me) = (self.shape, self.me);
-        self.tell_all(BEGUN);
-        let own = Loc::output(shape.part(me).start);
-        let bytes = length(&shape.part(me));
-        self.tasks.keep_own(own, Loc::input(0), bytes);
+    /// Gathers the parts of all.
+    fn take_parts(&mut self) {
+        let shape = self.shape;
+        let own = shape.part(self.me);
+        let kept = Loc::output(own.start);
+        self.tasks.keep_own(kept, Loc::input(0), length(&own));
         self.take_all(BEGUN, |peer| {
             let part = shape.part(peer);
             (Loc::output(part.start), Loc::input(0), length(&part))
         });
-        self.hear_all(DONE);
+    }
+
+    fn all_gather(&mut self) {
+        self.tasks.tell_all(BEGUN);
+        self.take_parts();
+        self.tasks.hear_all(DONE);
     }
 
     fn all_to_all(&mut self) {
         let (shape, me) = (self.shape, self.me);
-        self.tell_all(BEGUN);
+        self.tasks.tell_all(BEGUN);
         let (sent, kept) = (shape.sent_part(me, me), shape.received_part(me, me));
         let own = Loc::input(sent.start);
         self.tasks
@@ -194,12 +186,12 @@ impl Puller<'_> {
                 }
             } else if at > 0 {
                 // Of the round before.
-                self.hear_all(DONE);
+                self.tasks.hear_all(DONE);
             }
             at += bytes;
         }
         if !shape.in_place {
-            self.hear_all(DONE);
+            self.tasks.hear_all(DONE);
         }
     }
 
@@ -212,10 +204,10 @@ impl Puller<'_> {
             _ => 0..shape.count_bytes(),
         };
         if me == root {
-            self.tell_all(BEGUN);
+            self.tasks.tell_all(BEGUN);
             let own = Loc::input(part.start);
             self.tasks.keep_own(Loc::output(0), own, length(&part));
-            self.hear_all(DONE);
+            self.tasks.hear_all(DONE);
             return;
         }
         for peer in self.tasks.peers().filter(|peer| *peer != root) {
@@ -231,51 +223,36 @@ impl Puller<'_> {
     }
 
     fn collect(&mut self, root: Rank) {
-        let (shape, me) = (self.shape, self.me);
-        self.tell_all(BEGUN);
-        if me != root {
-            self.hear_all(BEGUN);
+        self.tasks.tell_all(BEGUN);
+        if self.me == root {
+            self.take_parts();
+        } else {
+            self.tasks.hear_all(BEGUN);
             self.tasks.wait(root, DONE);
-            return;
         }
-        let own = shape.part(me);
-        let kept = Loc::output(own.start);
-        self.tasks.keep_own(kept, Loc::input(0), length(&own));
-        self.take_all(BEGUN, |peer| {
-            let part = shape.part(peer);
-            (Loc::output(part.start), Loc::input(0), length(&part))
-        });
     }
 
     fn reduce_scatter(&mut self) {
-        self.tell_all(BEGUN);
-        self.hear_all(BEGUN);
+        self.tasks.meet(BEGUN);
         self.combine(&self.shape.part(self.me), 0);
-        self.tell_all(DONE);
-        self.hear_all(DONE);
+        self.tasks.meet(DONE);
     }
 
     fn all_reduce(&mut self) {
         let shape = self.shape;
         let whole = shape.count_bytes();
-        let most = whole
-            .div_ceil(u64::from(shape.ranks))
-            .next_multiple_of(LINE);
-        let part = |rank: Rank| {
-            let start = (u64::from(rank.0) * most).min(whole);
-            start..(start + most).min(whole)
-        };
-        self.tell_all(BEGUN);
-        self.hear_all(BEGUN);
+        let parts = Slices::new(whole, u64::from(shape.ranks), line_up(whole));
+        let part = |rank: Rank| parts.part(0, u64::from(rank.0));
+        self.tasks.meet(BEGUN);
         let own = part(self.me);
         self.combine(&own, own.start);
-        self.tell_all(COMPLETE);
+        self.tasks.tell_all(COMPLETE);
         self.take_all(COMPLETE, |peer| {
             let part = part(peer);
             let at = Loc::output(part.start);
             (at, at, length(&part))
         });
-        self.hear_all(DONE);
+        self.tasks.hear_all(DONE);
     }
 
     /// Combines a range of all inputs, in rank order (the first two in either order, which gives the

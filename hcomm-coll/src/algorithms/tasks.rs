@@ -192,14 +192,24 @@ impl<'s> Tasks<'s> {
         self.tasks.push(Task::Wait { peer, notify });
     }
 
-    /// Tells all peers, then waits for all peers.
-    pub(super) fn meet(&mut self, notify: u32) {
+    /// Tells all peers.
+    pub(super) fn tell_all(&mut self, notify: u32) {
         for peer in self.peers() {
             self.record(peer, notify);
         }
+    }
+
+    /// Waits for all peers.
+    pub(super) fn hear_all(&mut self, notify: u32) {
         for peer in self.peers() {
             self.wait(peer, notify);
         }
+    }
+
+    /// Tells all peers, then waits for all peers.
+    pub(super) fn meet(&mut self, notify: u32) {
+        self.tell_all(notify);
+        self.hear_all(notify);
     }
 }
 
