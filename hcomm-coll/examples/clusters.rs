@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 use std::{env, fs};
 
-use hcomm_coll::algorithms::{Algorithm, HierarchicalLog, Params, algorithms};
+use hcomm_coll::algorithms::{Params, over_wires};
 use hcomm_coll::plan::{Operation, Shape, Task};
 use hcomm_coll::simulate::{Rates, simulate};
 use hcomm_topo::{RankGraph, load};
@@ -58,12 +58,10 @@ fn row(name: &str, graph: &RankGraph, bytes: u64) {
         redop: ReduceOp::Sum.into(),
         in_place: false,
     };
-    let all = algorithms().iter().copied();
-    let all = all.chain([&HierarchicalLog as &dyn Algorithm]);
     let mut found: Vec<(u64, String)> = Vec::new();
-    for algorithm in all.filter(|it| it.supports(&shape) && !it.has_packets()) {
+    for algorithm in over_wires().filter(|it| it.supports(&shape)) {
         let mut groupings = vec![(String::new(), None)];
-        if algorithm.name().starts_with("hierarchical") {
+        if algorithm.by_groups() {
             let known = graph.groupings(shape.ranks).into_iter();
             let known = known.map(|it| (format!(" by {}", it.name), Some(it.groups.into())));
             groupings.extend(known);

@@ -50,6 +50,10 @@ impl Algorithm for Hierarchical {
         "within groups of ranks, across them, within again; for slow links between hosts"
     }
 
+    fn by_groups(&self) -> bool {
+        true
+    }
+
     fn supports(&self, shape: &Shape) -> bool {
         matches!(
             shape.operation,

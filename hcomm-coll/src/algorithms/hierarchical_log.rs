@@ -40,6 +40,10 @@ impl Algorithm for HierarchicalLog {
         "as hierarchical, with few steps across; for hundreds of groups and more"
     }
 
+    fn by_groups(&self) -> bool {
+        true
+    }
+
     fn supports(&self, shape: &Shape) -> bool {
         shape.operation == Operation::AllReduce
     }

@@ -140,6 +140,11 @@ pub trait Algorithm: Send + Sync {
         false
     }
 
+    /// Whether its plans depend on the groups of ranks ([`Params::groups`]).
+    fn by_groups(&self) -> bool {
+        false
+    }
+
     /// Whether it plans messages between two ranks and nothing else. A wish for such a one is no
     /// wish for collectives.
     fn is_for_messages(&self) -> bool {
@@ -218,6 +223,14 @@ pub fn algorithms() -> &'static [&'static dyn Algorithm] {
         &Pair,
         &Handshake,
     ]
+}
+
+/// All whose plans wires can carry, also those that are taken by their type: packets and memory that
+/// ranks lend are for ranks that map each other's memory.
+pub fn over_wires() -> impl Iterator<Item = &'static dyn Algorithm> {
+    let all = algorithms().iter().copied();
+    all.chain([&HierarchicalLog as &dyn Algorithm])
+        .filter(|algorithm| !algorithm.has_packets() && !algorithm.lends())
 }
 
 /// The built-in algorithm of a name.

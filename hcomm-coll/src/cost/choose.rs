@@ -28,12 +28,9 @@ pub const STREAM: &str = "stream";
 /// 128 KiB, which the model takes for faster there as well.
 const SLICES: [u64; 5] = [512 << 10, 256 << 10, 128 << 10, 1 << 20, 2 << 20];
 
-/// Numbers of flows that are tried where bytes go over wires. Who maps the peer's memory moves them
-/// himself, and flows beside each other win nothing.
-const FLOWS: [u32; 2] = [2, 4];
-
-/// Outputs of all ranks that count as more than the caches hold.
-const CACHED_BYTES: u64 = 64 << 20;
+/// Numbers of flows that are tried; more than one only where bytes go over wires. Who maps the peer's
+/// memory moves them himself, and flows beside each other win nothing.
+const FLOWS: [u32; 3] = [1, 2, 4];
 
 /// Slices of plans from which longer ones are predicted. Even, as slices use two slots in turn, and
 /// enough that slots are used again in the shorter one.
@@ -113,14 +110,6 @@ pub struct Comparison {
     pub excluded: Vec<Excluded>,
 }
 
-impl Comparison {
-    /// Stable: of equals the first in the list of algorithms.
-    fn sort(&mut self) {
-        let time = |candidate: &Candidate| candidate.prediction.total_ps;
-        self.candidates.sort_by_key(time);
-    }
-}
-
 /// Chooses for one communicator, and keeps what it has chosen.
 #[derive(Debug)]
 pub struct Chooser {
@@ -174,7 +163,9 @@ impl Chooser {
         if let Some(known) = self.chosen.borrow().get(&key) {
             return *known;
         }
-        let mut found = self.compare_by(&step, terms, &SLICES[..1], &[1]).candidates;
+        let mut found = self
+            .compare_by(&step, terms, &SLICES[..1], &FLOWS[..1])
+            .candidates;
         found.retain(|candidate| {
             let algorithm = algorithms::by_name(candidate.means.name);
             algorithm.is_none_or(|algorithm| algorithm.supports(shape))
@@ -188,9 +179,9 @@ impl Chooser {
             .map(|candidate| candidate.means.name)
             .collect();
         for algorithm in names.into_iter().filter_map(algorithms::by_name) {
-            let others = self.by_slices(algorithm, &step, terms, &SLICES[1..], &[1]);
+            let others = self.by_slices(algorithm, &step, terms, &SLICES[1..], &FLOWS[..1]);
             found.append(&mut others.unwrap_or_default());
-            let others = self.by_slices(algorithm, &step, terms, &SLICES, &FLOWS);
+            let others = self.by_slices(algorithm, &step, terms, &SLICES, &FLOWS[1..]);
             found.append(&mut others.unwrap_or_default());
         }
         found.sort_by_key(|candidate| candidate.prediction.total_ps);
@@ -234,17 +225,7 @@ impl Chooser {
     /// All ways for a shape, with predictions for exactly that shape.
     #[must_use]
     pub fn compare(&self, shape: &Shape, terms: &Terms) -> Comparison {
-        let mut comparison = self.compare_by(shape, terms, &SLICES, &[1]);
-        for algorithm in algorithms::algorithms() {
-            if self.objection(*algorithm, shape, terms).is_none() {
-                let others = self.by_slices(*algorithm, shape, terms, &SLICES, &FLOWS);
-                comparison
-                    .candidates
-                    .append(&mut others.unwrap_or_default());
-            }
-        }
-        comparison.sort();
-        comparison
+        self.compare_by(shape, terms, &SLICES, &FLOWS)
     }
 
     fn compare_by(
@@ -277,7 +258,9 @@ impl Chooser {
                 Err(why) => comparison.excluded.push(Excluded { name, why }),
             }
         }
-        comparison.sort();
+        // Stable: of equals the first in the list of algorithms.
+        let time = |candidate: &Candidate| candidate.prediction.total_ps;
+        comparison.candidates.sort_by_key(time);
         comparison
     }
 
@@ -393,7 +376,7 @@ impl Chooser {
         };
         if !algorithm.supports(shape) {
             Some("does not plan this operation")
-        } else if algorithm.name() == "hierarchical" && self.site.hosts.is_none() {
+        } else if algorithm.by_groups() && self.site.hosts.is_none() {
             Some("needs more than one host")
         } else if algorithm.has_packets() && !self.site.maps_all() {
             Some("needs ranks that all map each other's memory")
@@ -420,7 +403,7 @@ impl Chooser {
         let outputs: u64 = shape.all_ranks().map(|rank| shape.output_bytes(rank)).sum();
         shape.operation.reduces()
             || (shape.operation.root().is_some() && shares_cores)
-            || outputs >= CACHED_BYTES
+            || outputs >= hcomm_data::MOST_CACHED_BYTES as u64
     }
 
     /// With each length of slices and number of flows that makes a difference.

@@ -6,14 +6,14 @@ use std::sync::Arc;
 
 use clap::Args;
 use hcomm::RankGraph;
-use hcomm_coll::algorithms::{Algorithm, HierarchicalLog, Params, algorithms, by_name};
+use hcomm_coll::algorithms::{Algorithm, Params, by_name, over_wires};
 use hcomm_coll::plan::{Shape, Task};
 use hcomm_coll::simulate::{self, Outcome, Rates, Transfer};
 use hcomm_topo::Grouping;
 use hcomm_types::{DataType, Error, ErrorKind, Rank, Reduction, Result};
 use serde_json::{Value, json};
 
-use super::PlanOp;
+use super::{PlanOp, ShapeArgs};
 use crate::sizes::parse_bytes;
 use crate::{output, topo};
 
@@ -111,7 +111,7 @@ pub(crate) fn simulate(args: &SimulateArgs) -> Result<u8> {
     let mut ways = Vec::new();
     for algorithm in candidates(&shape, named) {
         // Others do the same whatever the groups.
-        let by_groups = algorithm.name().starts_with("hierarchical");
+        let by_groups = algorithm.by_groups();
         let groupings = &groupings[..if by_groups { groupings.len() } else { 1 }];
         ways.extend(groupings.iter().map(|grouping| Way {
             algorithm,
@@ -190,24 +190,20 @@ fn candidates(shape: &Shape, named: Option<&'static dyn Algorithm>) -> Vec<&'sta
     if let Some(algorithm) = named {
         return vec![algorithm];
     }
-    let all = algorithms().iter().copied();
-    let all = all.chain([&HierarchicalLog as &dyn Algorithm]);
-    all.filter(|algorithm| algorithm.supports(shape) && !algorithm.has_packets())
+    over_wires()
+        .filter(|algorithm| algorithm.supports(shape))
         .collect()
 }
 
 fn named(name: &str) -> Result<&'static dyn Algorithm> {
-    if name == HierarchicalLog.name() {
-        return Ok(&HierarchicalLog);
-    }
-    by_name(name).ok_or_else(|| {
-        let names: Vec<&str> = algorithms().iter().map(|it| it.name()).collect();
+    let found = over_wires().find(|algorithm| algorithm.name() == name);
+    found.or_else(|| by_name(name)).ok_or_else(|| {
+        let names: Vec<&str> = over_wires().map(Algorithm::name).collect();
         Error::new(
             ErrorKind::InvalidArgument,
             format!(
-                "there is no algorithm {name}; there are {}, {}",
-                names.join(", "),
-                HierarchicalLog.name()
+                "there is no algorithm {name}; there are {}",
+                names.join(", ")
             ),
         )
     })
@@ -216,24 +212,18 @@ fn named(name: &str) -> Result<&'static dyn Algorithm> {
 impl SimulateArgs {
     fn shape(&self, graph: &RankGraph) -> Result<Shape> {
         let ranks = self.ranks.unwrap_or_else(|| graph.size());
-        let operation = self.op.operation(Rank(self.root));
-        let unit = self.dtype.size() as u64 * operation.parts(ranks);
-        let count = match (self.op, self.bytes) {
-            (PlanOp::Barrier, _) | (_, 0) => 0,
-            (_, bytes) => (bytes / unit).max(1),
-        };
-        let shape = Shape {
-            operation,
+        let args = ShapeArgs {
             ranks,
-            count: count.into(),
+            bytes: self.bytes,
             dtype: self.dtype,
             redop: self.redop,
-            in_place: self.op == PlanOp::Broadcast,
+            root: self.root,
+            in_place: false,
+            deterministic: false,
+            lends: 0,
+            scratch: None,
         };
-        shape
-            .validate()
-            .map_err(|error| Error::new(ErrorKind::InvalidArgument, error.to_string()))?;
-        Ok(shape)
+        args.shape(self.op)
     }
 
     /// The groups to try: as asked for, or all that the graph knows.
