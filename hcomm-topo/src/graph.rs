@@ -267,7 +267,6 @@ impl RankGraph {
         // Ranks that no net joins may still reach each other by their addresses.
         let layer = self.layer_of(a, b).unwrap_or(Layer::NETWORK);
         let nearness = Nearness::of(&low.process, &high.process, same_host);
-        let far = |from, to| !same_host && is_routed(low, from, high, to);
         for (i, from) in (0..).zip(&low.endpoints) {
             for (j, to) in (0..).zip(&high.endpoints) {
                 if from.protocol != to.protocol {
@@ -287,7 +286,7 @@ impl RankGraph {
                 }
                 match admit(low, from, high, to, nearness, allowed) {
                     Ok(last_resort) => {
-                        let routed = far(from, to);
+                        let routed = !same_host && is_routed(low, from, high, to);
                         let router_ns = if routed { ROUTER_NS } else { 0 };
                         links.push(Link {
                             layer,

@@ -20,7 +20,7 @@ fn seed() -> u64 {
     std::env::var("ITEST_SEED").map_or(11, |text| text.parse().expect("a seed"))
 }
 
-fn all_up(ranks: &[Process]) {
+pub(crate) fn all_up(ranks: &[Process]) {
     for rank in ranks {
         rank.wait_for_text(UP);
     }

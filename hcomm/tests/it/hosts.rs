@@ -11,9 +11,8 @@ use std::time::Duration;
 use hcomm::{Communicator, ReduceOp};
 use rustix::process::Signal;
 
-use crate::death::all_name;
+use crate::death::{all_name, all_up};
 use crate::job::{Job, Process, all_succeed};
-use crate::programs::UP;
 use crate::random::Random;
 
 /// Ranks of each host.
@@ -124,12 +123,6 @@ impl Drop for Hosts {
     }
 }
 
-fn up(ranks: &[Process]) {
-    for rank in ranks {
-        rank.wait_for_text(UP);
-    }
-}
-
 /// What rank programs do here; see [`crate::programs`].
 pub(crate) fn program(comm: &Communicator) {
     let reach = |peer: u32| {
@@ -197,7 +190,7 @@ fn killing_a_rank_is_told_on_both_hosts() {
     let mut random = Random::new(77);
     for victim in 0..RANKS as usize {
         let mut ranks = hosts.start(&Job::new("loop", RANKS));
-        up(&ranks);
+        all_up(&ranks);
         let moment = Duration::from_micros(random.below(40_000) as u64);
         thread::sleep(moment);
         ranks[victim].signal(Signal::KILL);
@@ -214,7 +207,7 @@ fn a_cut_cable_is_an_error_on_both_hosts() {
     let Some(hosts) = Hosts::new() else { return };
     let job = Job::new("loop", RANKS).set("HCOMM_EXEC_TIMEOUT", 2);
     let mut ranks = hosts.start(&job);
-    up(&ranks);
+    all_up(&ranks);
     ip(&format!("-n {} link set eth0 down", hosts.names[0]));
     for (rank, process) in ranks.iter_mut().enumerate() {
         let report = process.wait_for_error();

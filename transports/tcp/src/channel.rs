@@ -221,6 +221,15 @@ impl ChannelInner {
         &self.outbound
     }
 
+    /// What arrivals touch beside the half that receives.
+    fn around(&self) -> Around<'_> {
+        Around {
+            device: &self.device,
+            lines: &self.lines,
+            outbound: &self.outbound,
+        }
+    }
+
     /// Takes what has arrived, if asked to, and sends what waits.
     pub(crate) fn progress(&self, arrivals: bool) -> Turn {
         let Ok(link) = self.usable() else {
@@ -228,11 +237,7 @@ impl ChannelInner {
         };
         let mut turn = Turn::default();
         if arrivals {
-            let around = Around {
-                device: &self.device,
-                lines: &self.lines,
-                outbound: &self.outbound,
-            };
+            let around = self.around();
             let mut inbound = lock(&self.inbound);
             // What ended meanwhile has cut it: the rest of a payload is no frame.
             if self.usable().is_err() {
@@ -361,11 +366,7 @@ impl ChannelInner {
     /// Takes what the peer had sent before it went: it may be all that is waited for.
     fn take_what_is_there(&self, link: &Link) {
         const MOST_TURNS: u32 = 1024;
-        let around = Around {
-            device: &self.device,
-            lines: &self.lines,
-            outbound: &self.outbound,
-        };
+        let around = self.around();
         for _ in 0..MOST_TURNS {
             let mut inbound = lock(&self.inbound);
             if self.usable().is_err() {

@@ -243,7 +243,7 @@ pub(crate) enum Kind {
     Notify = 3,
     /// Asks for `bytes` bytes from `offset` of `handle`.
     Read = 4,
-    /// `bytes` bytes follow: the answer to the oldest read that has none; or `number` says why not.
+    /// `bytes` bytes follow: the answer to the oldest read that has none.
     Data = 5,
     /// Asks for a region: its number is `handle`, its key the extra bytes.
     Import = 6,
