@@ -91,7 +91,7 @@ unsafe fn copy_long(dst: *mut u8, src: *const u8, bytes: usize, hint: Hint) {
     }
 }
 
-/// More than so much a host's caches do not keep for one program; see [`cached_bytes`].
+/// More than so much a host's caches do not keep for one program, however large they say they are.
 pub const MOST_CACHED_BYTES: usize = 64 << 20;
 
 /// From how many bytes on results that ranks of this host leave at about the same time do not stay in
