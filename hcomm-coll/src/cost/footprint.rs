@@ -43,11 +43,23 @@ impl<'a> Footprints<'a> {
         // Bytes that each rank touches, and that are written to its scratch memory.
         let mut touched = vec![0_u64; count];
         let mut stored = vec![0_u64; count];
+        // What it reads of its own input, and of memory that others lend, goes through its caches; what
+        // only others read of its input does not.
+        let mut own_input = vec![0_u64; count];
+        let mut borrowed = vec![0_u64; count];
+        let part_bytes = plan.shape.total_bytes().max(1);
+        let of_whole = |bytes: u64| {
+            (u128::from(bytes) * u128::from(whole.total_bytes()) / u128::from(part_bytes)) as u64
+        };
         let element = plan.shape.element_bytes();
         for (me, own) in plan.ranks.iter().enumerate() {
             for task in own.threads.iter().flatten() {
                 let bytes = bytes(task, element);
                 touched[me] += bytes.saturating_mul(operands(task));
+                let inputs = sources(task);
+                let inputs = inputs.iter().flatten();
+                let inputs = inputs.filter(|loc| loc.buffer == Buffer::Input).count();
+                own_input[me] += bytes.saturating_mul(inputs as u64);
                 match *task {
                     Task::Copy { dst, .. }
                     | Task::Reduce { dst, .. }
@@ -62,6 +74,9 @@ impl<'a> Footprints<'a> {
                         if cores[peer.index()] != cores[me] {
                             ranks[peer.index()].written.add(dst, bytes);
                         }
+                    }
+                    Task::Read { src, .. } if src.buffer != Buffer::Scratch => {
+                        borrowed[me] += bytes
                     }
                     _ => {}
                 }
@@ -78,8 +93,9 @@ impl<'a> Footprints<'a> {
             let user = if whole.in_place {
                 input.max(output)
             } else {
-                input + output
+                input.min(of_whole(own_input[me])) + output
             };
+            let user = user + of_whole(borrowed[me]);
             let scratch = own.scratch_bytes;
             // Scratch memory has two halves, used in turn by operations that follow each other.
             let all = (user + 2 * scratch).saturating_mul(sharing);
@@ -127,8 +143,8 @@ impl<'a> Footprints<'a> {
             Task::Write { peer, src, .. } => {
                 self.own_read(me, src, bytes) + self.peer_write(me, peer, bytes)
             }
-            Task::Read { peer, dst, src, .. } if src.buffer != Buffer::Scratch => {
-                self.lent(peer, bytes) + self.own_write(me, dst, bytes)
+            Task::Read { dst, src, .. } if src.buffer != Buffer::Scratch => {
+                self.lent(me, bytes) + self.own_write(me, dst, bytes)
             }
             Task::Read { peer, dst, .. } => {
                 self.peer_read(me, peer, bytes) + self.own_write(me, dst, bytes)
@@ -208,9 +224,10 @@ impl<'a> Footprints<'a> {
         }
     }
 
-    /// Memory that a peer lends, by the system.
-    fn lent(&self, peer: Rank, bytes: u64) -> u64 {
-        let distance = self.ranks[peer.index()].user;
+    /// Memory that a peer lends, by the system. What counts are the caches of who reads it: the owner
+    /// need not have touched it for long.
+    fn lent(&self, me: Rank, bytes: u64) -> u64 {
+        let distance = self.ranks[me.index()].user;
         self.cost(Touch::Lent, distance, bytes) + 1000 * u64::from(self.machine.signals.lent_ns)
     }
 
@@ -259,6 +276,19 @@ const fn operands(task: &Task) -> u64 {
         Task::Copy { .. } | Task::Write { .. } | Task::Read { .. } | Task::Divide { .. } => 2,
         Task::Reduce { .. } | Task::WriteReduce { .. } | Task::ReadReduce { .. } => 3,
         _ => 0,
+    }
+}
+
+/// What a task reads of its rank's own memory.
+const fn sources(task: &Task) -> [Option<Loc>; 2] {
+    match *task {
+        Task::Copy { src, .. }
+        | Task::Write { src, .. }
+        | Task::WriteReduce { src, .. }
+        | Task::PacketWrite { src, .. } => [Some(src), None],
+        Task::Reduce { a, b, .. } => [Some(a), Some(b)],
+        Task::ReadReduce { a, .. } | Task::PacketReduce { a, .. } => [Some(a), None],
+        _ => [None, None],
     }
 }
 

@@ -11,10 +11,12 @@ use super::probe;
 use super::stopwatch::Stopwatch;
 
 /// Distances that are measured, in bytes.
-const DISTANCES: [u64; 9] = [
+const DISTANCES: [u64; 11] = [
     12 << 10,
     96 << 10,
+    384 << 10,
     768 << 10,
+    1536 << 10,
     3 << 20,
     6 << 20,
     12 << 20,
@@ -22,6 +24,7 @@ const DISTANCES: [u64; 9] = [
     48 << 20,
     96 << 20,
 ];
+
 /// Everything but changes of ranks.
 ///
 /// # Errors
@@ -123,8 +126,8 @@ fn memory(
         machine.signals.lent_ns = nanoseconds(first);
         let mut lent = Vec::new();
         for (at, distance) in DISTANCES.into_iter().enumerate() {
-            // Input, and output for both.
-            let bytes = distance / 3 / 64 * 64;
+            // Input, output for both, and the peer's input.
+            let bytes = distance / 4 / 64 * 64;
             let times = repeats(distance);
             let round = per_time(watch, times, |times| probe::loans(ranks, bytes, times))?;
             let cost = (round - 2.0 * meeting - task - first) * 1000.0 / bytes as f64;
