@@ -11,11 +11,12 @@ use hcomm_transport::{Interest, Transports, WaitPolicy, Waiter};
 use hcomm_types::{Deadline, Error, ErrorKind, Nanos, Rank, Result};
 
 use crate::bootstrap::{Bootstrap, Member, Roster, Step};
+use crate::cluster::Cluster;
 use crate::cores::{self, Cores};
 use crate::endpoint::{Endpoints, Facts, pid_namespace, this_host, this_process};
 use crate::group::Group;
 use crate::health::Health;
-use crate::launch::{Identity, RootAddress};
+use crate::launch::{Identity, Launcher, RootAddress};
 use crate::layout::Layout;
 use crate::link_setup::{BUFFER_TAG, Home};
 use crate::machine::{Machine, drive, drive_all};
@@ -42,7 +43,10 @@ impl Membership {
         surroundings: &Surroundings,
     ) -> Result<Self> {
         tracing::info!(rank = %identity.rank, size = identity.size, launcher = %identity.launcher, "a launcher said who this is");
-        let address = RootAddress::choose(settings.root(), |name| std::env::var(name).ok())?;
+        let address = match (identity.launcher, settings.root(), settings.cluster()?) {
+            (Launcher::RankTable, None, Some(table)) => table.root_address()?,
+            _ => RootAddress::choose(settings.root(), |name| std::env::var(name).ok())?,
+        };
         let who = Who {
             rank: identity.rank,
             size: identity.size,
@@ -126,6 +130,7 @@ impl Membership {
         let info = listener.info().clone();
         let mut listener = Some(listener);
         let group = Arc::new(Group::new(size));
+        let settings = &settings.clone().with_cluster(settings.cluster()?);
         let mut machines = Vec::with_capacity(size as usize);
         let mut waiter = None;
         for rank in (0..size).map(Rank) {
@@ -218,6 +223,7 @@ struct Who {
 struct Joining {
     who: Who,
     settings: Settings,
+    cluster: Option<Arc<Cluster>>,
     endpoints: Option<Endpoints>,
     group: Option<Arc<Group>>,
     surroundings: Surroundings,
@@ -238,9 +244,14 @@ impl Joining {
         // Until the others are known: polite, since they may need the cores to come here.
         let waiter = (surroundings.waiter)(WaitPolicy::for_load(usize::MAX, 1))?;
         let outside = surroundings.outside.clone();
+        let cluster = settings.cluster()?;
+        if let Some(cluster) = &cluster {
+            cluster.check_size(who.size)?;
+        }
         let joining = Self {
             who,
-            settings: settings.clone(),
+            settings: settings.clone().with_cluster(cluster.clone()),
+            cluster,
             endpoints: Some(Endpoints::list(transports, settings)?),
             group,
             listener: Some(MeshListener::bind(&outside, settings)?),
@@ -261,6 +272,10 @@ impl Joining {
         let mut member = Member::new(rank, size, this_process(), &host.name, host.id.clone());
         member.local_rank = local_rank;
         member.settings = self.settings.to_agree_on();
+        if let Some(cluster) = &self.cluster {
+            let what = format!("a file with SHA-256 {}...", cluster.digest());
+            member.settings.push(("HCOMM_TOPOLOGY".to_owned(), what));
+        }
         member.mesh = self
             .listener
             .iter()
@@ -415,6 +430,7 @@ impl Joining {
             allowed: allowed(&self.settings)?,
             settings: self.settings.clone(),
             graph,
+            cluster: self.cluster.clone(),
             tuning,
             host_cores,
             mapping,

@@ -6,6 +6,8 @@ use std::str::FromStr;
 
 use hcomm_types::{Error, ErrorKind, Rank, Result};
 
+use crate::cluster::Cluster;
+
 /// Which launcher's variables were used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Launcher {
@@ -17,7 +19,12 @@ pub enum Launcher {
     Pmi,
     /// `SLURM_PROCID` and `SLURM_NTASKS`: srun.
     Slurm,
+    /// `RANK_ID` and `RANK_TABLE_FILE`: whoever has written the rank table.
+    RankTable,
 }
+
+/// The variables of a rank table.
+const RANK_TABLE: (&str, &str) = ("RANK_ID", "RANK_TABLE_FILE");
 
 /// Names of one launcher's variables.
 struct Family {
@@ -62,11 +69,12 @@ const FAMILIES: [Family; 4] = [
 ];
 
 impl Launcher {
-    /// The variables that say rank and size.
+    /// The variables that say rank and size, the latter by a file if it is a rank table.
     #[must_use]
     pub fn variables(self) -> (&'static str, &'static str) {
-        let family = &FAMILIES[self as usize];
-        (family.rank, family.size)
+        FAMILIES
+            .get(self as usize)
+            .map_or(RANK_TABLE, |family| (family.rank, family.size))
     }
 }
 
@@ -98,9 +106,10 @@ impl Identity {
     #[must_use]
     pub fn is_announced() -> bool {
         let set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
-        FAMILIES
-            .iter()
-            .any(|family| set(family.rank) || set(family.size))
+        let families = FAMILIES.iter().map(|family| (family.rank, family.size));
+        families
+            .chain([RANK_TABLE])
+            .any(|(rank, size)| set(rank) || set(size))
     }
 
     /// From the environment of this process.
@@ -125,8 +134,38 @@ impl Identity {
                 (None, Some(size)) => return Err(half(family.size, &size, family.rank)),
             }
         }
-        Err(invalid("no launcher has said which rank this process is: none of RANK, OMPI_COMM_WORLD_RANK, PMI_RANK and SLURM_PROCID is set")
-            .hint("start with `hcomm run -n N -- PROGRAM`, torchrun, mpirun or srun; or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"))
+        match (var(RANK_TABLE.0), var(RANK_TABLE.1)) {
+            (Some(rank), Some(path)) => {
+                let rank = number(RANK_TABLE.0, &rank)?;
+                return Self::in_table(&Cluster::read(&path)?, Rank(rank));
+            }
+            (Some(rank), None) => return Err(half(RANK_TABLE.0, &rank, RANK_TABLE.1)),
+            (None, Some(path)) => return Err(half(RANK_TABLE.1, &path, RANK_TABLE.0)),
+            (None, None) => {}
+        }
+        Err(invalid("no launcher has said which rank this process is: none of RANK, OMPI_COMM_WORLD_RANK, PMI_RANK, SLURM_PROCID and RANK_ID is set")
+            .hint("start with `hcomm run -n N -- PROGRAM`, torchrun, mpirun or srun; or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; or RANK_ID and RANK_TABLE_FILE"))
+    }
+
+    /// A rank of a rank table.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if the table does not have it.
+    pub fn in_table(table: &Cluster, rank: Rank) -> Result<Self> {
+        let graph = table.graph();
+        let facts = graph.rank(rank).ok_or_else(|| {
+            invalid(format!(
+                "rank {rank} is not in the rank table: ranks go from 0 to {}",
+                graph.size() - 1
+            ))
+        })?;
+        Ok(Self {
+            rank,
+            size: graph.size(),
+            local_rank: Some(facts.local_rank),
+            local_size: None,
+            launcher: Launcher::RankTable,
+        })
     }
 }
 

@@ -4,6 +4,7 @@
 
 mod bootstrap;
 mod calls;
+mod cluster;
 mod codec;
 mod cores;
 mod counters;
@@ -35,6 +36,7 @@ mod wire;
 
 pub use bootstrap::{Bootstrap, LIBRARY_VERSION, MAX_RANKS, Member, Roster, Step};
 pub use calls::Call;
+pub use cluster::Cluster;
 pub use counters::Counters;
 pub use frame::PROTOCOL_VERSION;
 pub use job_key::{JobKey, SessionId};

@@ -15,6 +15,7 @@ use hcomm_transport::{Device, Interest, Paused, Phase, Plugin, Region, Waiter, W
 use hcomm_types::{Deadline, Error, ErrorKind, Nanos, Rank, Result};
 
 use crate::calls::Call;
+use crate::cluster::Cluster;
 use crate::endpoint::Endpoints;
 use crate::group::Group;
 use crate::health::{Blocking, Health};
@@ -45,6 +46,8 @@ pub(crate) struct Shared {
     pub(crate) rank: Rank,
     pub(crate) settings: Settings,
     pub(crate) graph: RankGraph,
+    /// What a file says about the cluster.
+    pub(crate) cluster: Option<Arc<Cluster>>,
     /// The tuning file of rank 0.
     pub(crate) tuning: Option<Tuning>,
     /// Cores that the ranks of a host may use together, on the host where that is least.
@@ -126,6 +129,13 @@ impl Membership {
     #[must_use]
     pub fn graph(&self) -> &RankGraph {
         &self.shared.graph
+    }
+
+    /// What a file says about the cluster (`HCOMM_TOPOLOGY`, or a rank table), if one was given: the
+    /// same on all ranks.
+    #[must_use]
+    pub fn cluster(&self) -> Option<&Arc<Cluster>> {
+        self.shared.cluster.as_ref()
     }
 
     /// The tuning file of rank 0, if it has one; not read yet.

@@ -4,10 +4,12 @@ use std::env;
 use std::fmt;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use hcomm_types::{DEFAULT_CONNECT_TIMEOUT, DEFAULT_EXECUTION_TIMEOUT, Error, ErrorKind, Result};
 
+use crate::cluster::Cluster;
 use crate::job_key::JobKey;
 use crate::launch::RootAddress;
 
@@ -28,7 +30,7 @@ pub struct Variable {
 pub const DEFAULT_BUFFER_BYTES: u64 = 16 << 20;
 
 /// Every environment variable that starts with `HCOMM_`. Others with that beginning are errors.
-pub const VARIABLES: [Variable; 12] = [
+pub const VARIABLES: [Variable; 13] = [
     Variable {
         name: "HCOMM_BUFFER_BYTES",
         meaning: "size of a communicator's own buffer: a number, with K, M or G for powers of 1024",
@@ -84,6 +86,12 @@ pub const VARIABLES: [Variable; 12] = [
         known_as: &["HCCL_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"],
     },
     Variable {
+        name: "HCOMM_TOPOLOGY",
+        meaning: "how the ranks are wired, for algorithms that work in groups: a rank table, a topology file, or a file of ours; TABLE,TOPOLOGY for two; the same on all ranks",
+        default: "the table of RANK_TABLE_FILE, or what is discovered",
+        known_as: &["NCCL_TOPO_FILE"],
+    },
+    Variable {
         name: "HCOMM_TRANSPORTS",
         meaning: "transport plugins to use: shm,roce; or all but some: ^tcp",
         default: "all that are found",
@@ -103,6 +111,14 @@ pub const VARIABLES: [Variable; 12] = [
     },
 ];
 
+/// What a file says about the cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Topology {
+    /// In files that are not read yet.
+    File(String),
+    Known(Arc<Cluster>),
+}
+
 /// All that can be chosen. Begin with [`Settings::default`] or [`Settings::from_env`] and change
 /// what differs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -116,6 +132,7 @@ pub struct Settings {
     socket_ifname: String,
     transports: Option<String>,
     transport_path: Option<String>,
+    topology: Option<Topology>,
     tuning: Option<String>,
     log: Option<String>,
 }
@@ -132,6 +149,7 @@ impl Default for Settings {
             socket_ifname: String::new(),
             transports: None,
             transport_path: None,
+            topology: None,
             tuning: None,
             log: None,
         }
@@ -190,6 +208,7 @@ impl Settings {
                     settings.root = Some(root);
                 }
                 "HCOMM_SOCKET_IFNAME" => settings.socket_ifname = value,
+                "HCOMM_TOPOLOGY" => settings.topology = Some(Topology::File(value)),
                 "HCOMM_TRANSPORTS" => settings.transports = Some(value),
                 "HCOMM_TRANSPORT_PATH" => settings.transport_path = Some(value),
                 "HCOMM_TUNING" => settings.tuning = Some(value),
@@ -261,6 +280,18 @@ impl Settings {
     #[must_use]
     pub fn transport_path(&self) -> Option<&str> {
         self.transport_path.as_deref()
+    }
+
+    /// What a file says about the cluster: one that was given, or is read now.
+    ///
+    /// # Errors
+    /// Those of [`Cluster::read`].
+    pub fn cluster(&self) -> Result<Option<Arc<Cluster>>> {
+        match &self.topology {
+            None => Ok(None),
+            Some(Topology::Known(cluster)) => Ok(Some(Arc::clone(cluster))),
+            Some(Topology::File(paths)) => Ok(Some(Arc::new(Cluster::read(paths)?))),
+        }
     }
 
     /// Where the tuning file is, as written.
@@ -356,6 +387,20 @@ impl Settings {
     #[must_use]
     pub fn with_transport_path(mut self, folders: impl Into<String>) -> Self {
         self.transport_path = Some(folders.into());
+        self
+    }
+
+    /// What is known about the cluster; nothing beyond what is discovered.
+    #[must_use]
+    pub fn with_cluster(mut self, cluster: Option<Arc<Cluster>>) -> Self {
+        self.topology = cluster.map(Topology::Known);
+        self
+    }
+
+    /// What a file says about the cluster; as in `HCOMM_TOPOLOGY`.
+    #[must_use]
+    pub fn with_topology(mut self, paths: impl Into<String>) -> Self {
+        self.topology = Some(Topology::File(paths.into()));
         self
     }
 

@@ -408,6 +408,14 @@ pub enum GraphError {
         /// What is wrong, with the values.
         problem: String,
     },
+    /// A part that there is not.
+    #[error("rank {rank} {problem}")]
+    Part {
+        /// The rank.
+        rank: Rank,
+        /// What is wrong with it.
+        problem: &'static str,
+    },
     /// A rank names a host that the text does not list.
     #[error("rank {rank} is on host number {host}, but {hosts} hosts are listed")]
     UnknownHost {

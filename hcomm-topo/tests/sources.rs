@@ -296,7 +296,7 @@ fn servers(servers: u32, pods: bool) -> String {
 
 #[test]
 fn a_table_of_version_1_0() {
-    let Loaded { graph, notes } = load(&servers(2, false), None).unwrap();
+    let Loaded { graph, notes, .. } = load(&servers(2, false), None).unwrap();
     assert_eq!(sizes(&graph), [vec![8, 8], vec![16]]);
     assert_eq!(graph.hosts()[1].name, "10.0.0.1");
     assert_eq!(link(&graph, 0, 7).1, Protocol::Hccs);
@@ -338,7 +338,7 @@ fn the_oldest_form_counts_devices_in_their_order() {
             "pod_name": "a", "server_id": "10.0.0.1", "devices": [
                 {"device_id": "4", "device_ip": "192.168.0.4"},
                 {"device_id": "5", "device_ip": "192.168.0.5"}]}]}]}"#;
-    let Loaded { graph, notes } = load(text, None).unwrap();
+    let Loaded { graph, notes, .. } = load(text, None).unwrap();
     assert_eq!(graph.size(), 2);
     assert_eq!(graph.rank(Rank(1)).unwrap().local_rank, 5);
     assert!(notes.iter().any(|note| note.contains("numbers no ranks")));
@@ -402,7 +402,7 @@ fn levels(servers: u32, each: u32) -> String {
 
 #[test]
 fn a_table_of_version_2_0_with_its_topology_file() {
-    let Loaded { graph, notes } = load(&levels(2, 4), Some(&mesh_file(4))).unwrap();
+    let Loaded { graph, notes, .. } = load(&levels(2, 4), Some(&mesh_file(4))).unwrap();
     assert_eq!(sizes(&graph), [vec![4, 4], vec![8]]);
     assert_eq!(
         graph.topology_type(Layer(0), InstanceId(1)),
@@ -423,7 +423,7 @@ fn a_table_of_version_2_0_with_its_topology_file() {
     assert!(graph.choose(Rank(0), Rank(5), &Allowed::All).is_err());
     assert!(notes.iter().all(|note| !note.contains("none is given")));
 
-    let Loaded { graph, notes } = load(&levels(2, 4), None).unwrap();
+    let Loaded { graph, notes, .. } = load(&levels(2, 4), None).unwrap();
     assert!(
         notes.iter().any(|note| note.contains("none is given")),
         "{notes:?}"

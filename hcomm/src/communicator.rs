@@ -1,8 +1,11 @@
 //! The front door: communicators with shared memory linked in.
 
 use std::ops::Deref;
+use std::sync::Arc;
 
-use hcomm_ctrl::{Identity, Membership, RootInfo, RootListener, Settings, Surroundings};
+use hcomm_ctrl::{
+    Cluster, Identity, Launcher, Membership, RootInfo, RootListener, Settings, Surroundings,
+};
 use hcomm_transport::{LoadOptions, Transports};
 use hcomm_types::{Rank, Result};
 
@@ -80,15 +83,33 @@ impl Communicator {
     /// # Errors
     /// As `from_env`.
     pub fn from_env_with(options: &Options) -> Result<Self> {
-        let transports = load_transports(options)?;
         let identity = Identity::from_env()?;
-        let membership = Membership::join_launched(
-            &identity,
-            &options.settings,
-            &transports,
-            &Surroundings::system(),
-        );
-        Self::finish(membership, transports)
+        let mut settings = options.settings.clone();
+        if identity.launcher == Launcher::RankTable
+            && settings.cluster()?.is_none()
+            && let Ok(path) = std::env::var("RANK_TABLE_FILE")
+        {
+            settings = settings.with_topology(path);
+        }
+        Self::launched_with(&identity, &settings, load_transports(options)?)
+    }
+
+    /// Joins the communicator of all ranks of a rank table (1.0, 1.2, 2.0; see [`hcomm_topo::load`])
+    /// as one of them. Rank 0 listens at the address of `HCOMM_ROOT`, or at that of the table: its
+    /// server's `host_ip` and `host_port`, or its `control_plane`; port 60000 if it gives none. What
+    /// the table says of wires serves the choice of algorithms, as a file of `HCOMM_TOPOLOGY` would.
+    ///
+    /// `RANK_TABLE_FILE` and `RANK_ID` do the same for [`from_env`](Self::from_env).
+    ///
+    /// # Errors
+    /// `InvalidArgument` with line, field and value if the file is no rank table, does not have the
+    /// rank, or does not say where rank 0 is; else as [`from_env`](Self::from_env). Ranks with
+    /// different tables find out at start-up (`Mismatch`).
+    pub fn from_rank_table(path: &str, rank: Rank, options: &Options) -> Result<Self> {
+        let table = Arc::new(Cluster::read(path)?);
+        let identity = Identity::in_table(&table, rank)?;
+        let settings = options.settings.clone().with_cluster(Some(table));
+        Self::launched_with(&identity, &settings, load_transports(options)?)
     }
 
     /// Joins a communicator whose root info rank 0 has made with [`RootListener::bind`] and handed
@@ -151,15 +172,33 @@ impl Communicator {
 
     /// A new communicator with the settings and transports of this one, as its root. It reads no
     /// tuning file: which rank 0 has one, and whether it can be read there, differs.
-    pub(crate) fn serve(&self, listener: RootListener, size: u32) -> Result<Self> {
-        let settings = self.settings().clone().without_tuning();
+    pub(crate) fn serve(&self, listener: RootListener, members: &[Rank]) -> Result<Self> {
+        let settings = self.settings_of(members)?;
+        let size = members.len() as u32;
         Self::serve_with(listener, size, &settings, self.transports.clone())
     }
 
     /// The same as another rank.
-    pub(crate) fn join(&self, info: &RootInfo, rank: Rank, size: u32) -> Result<Self> {
-        let settings = self.settings().clone().without_tuning();
+    pub(crate) fn join(&self, info: &RootInfo, rank: Rank, members: &[Rank]) -> Result<Self> {
+        let settings = self.settings_of(members)?;
+        let size = members.len() as u32;
         Self::join_with(info, rank, size, &settings, self.transports.clone())
+    }
+
+    fn settings_of(&self, members: &[Rank]) -> Result<Settings> {
+        let cluster = self.cluster().map(|cluster| cluster.part(members));
+        let settings = self.settings().clone().without_tuning();
+        Ok(settings.with_cluster(cluster.transpose()?))
+    }
+
+    fn launched_with(
+        identity: &Identity,
+        settings: &Settings,
+        transports: Transports,
+    ) -> Result<Self> {
+        let surroundings = Surroundings::system();
+        let joined = Membership::join_launched(identity, settings, &transports, &surroundings);
+        Self::finish(joined, transports)
     }
 
     fn serve_with(

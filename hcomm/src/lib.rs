@@ -126,10 +126,10 @@ mod subset;
 pub use communicator::{Communicator, Options, launched, load_transports};
 pub use hcomm_coll::{BatchItem, BatchSlice, Elements, Request, algorithms, cost, plan, verify};
 pub use hcomm_ctrl::{
-    Aborter, Counters, DEFAULT_BUFFER_BYTES, Identity, JobKey, Launcher, Layout, MIN_BUFFER_BYTES,
-    Membership, Outside, ParseRootError, ParseRootInfoError, PeerLink, Registered, RemoteMemory,
-    RootAddress, RootInfo, RootListener, Settings, Step, Surroundings, Tuning, VARIABLES, Variable,
-    Window,
+    Aborter, Cluster, Counters, DEFAULT_BUFFER_BYTES, Identity, JobKey, Launcher, Layout,
+    MIN_BUFFER_BYTES, Membership, Outside, ParseRootError, ParseRootInfoError, PeerLink,
+    Registered, RemoteMemory, RootAddress, RootInfo, RootListener, Settings, Step, Surroundings,
+    Tuning, VARIABLES, Variable, Window,
 };
 pub use hcomm_data::{
     BatchOp, Buffers, Channel, CpuTs, Domain, Engine, Mark, Memory, RemoteSlice, Slice, Thread,

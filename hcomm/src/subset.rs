@@ -92,7 +92,7 @@ impl Communicator {
             .hint("all ranks give the same list, also those that are not in it"));
         }
         let members = members(all, mine[0]);
-        let is_first = members.first() == Some(&self.rank().index());
+        let is_first = members.first() == Some(&self.rank());
         // All ranks hear of all roots, so that the exchange is the same for all.
         let listener = (is_first && mine[0] != NONE).then(|| self.listen(&members));
         let text = match &listener {
@@ -110,16 +110,12 @@ impl Communicator {
         if mine[0] == NONE {
             return Ok(None);
         }
-        let (size, place) = (members.len() as u32, |rank| {
-            members.iter().position(|m| *m == rank)
-        });
-        let rank = place(self.rank().index()).map_or(Rank(0), Rank::from_index);
         if let Some(listener) = listener {
-            let joined = listener.and_then(|listener| self.serve(listener, size))?;
+            let joined = listener.and_then(|listener| self.serve(listener, &members))?;
             joined.use_costs(&self.costs().0);
             return Ok(Some(joined));
         }
-        let root = members[0];
+        let root = members[0].index();
         let start: usize = counts[..root].iter().sum();
         let text = String::from_utf8_lossy(&texts[start..start + counts[root]]);
         if lengths[root] >= FAILED {
@@ -130,31 +126,32 @@ impl Communicator {
             .blame_rank(Rank::from_index(root)));
         }
         let info: RootInfo = text.parse()?;
-        let joined = self.join(&info, rank, size)?;
+        let place = members.iter().position(|member| *member == self.rank());
+        let rank = place.map_or(Rank(0), Rank::from_index);
+        let joined = self.join(&info, rank, &members)?;
         joined.use_costs(&self.costs().0);
         Ok(Some(joined))
     }
 
     /// Listens where the other members reach this rank.
-    fn listen(&self, members: &[usize]) -> Result<RootListener> {
-        let host = |rank: usize| {
-            let graph = self.graph();
-            let host = graph.instance_of(Layer::HOST, Rank::from_index(rank));
+    fn listen(&self, members: &[Rank]) -> Result<RootListener> {
+        let host = |rank: Rank| {
+            let host = self.graph().instance_of(Layer::HOST, rank);
             host.map(|host| host.id)
         };
-        let mine = host(self.rank().index());
+        let mine = host(self.rank());
         let stays_here = members.iter().all(|member| host(*member) == mine);
         RootListener::bind_picked(self.settings(), stays_here)
     }
 }
 
 /// The ranks of a color, by key and rank.
-fn members(all: &[[u64; WORDS]], color: u64) -> Vec<usize> {
+fn members(all: &[[u64; WORDS]], color: u64) -> Vec<Rank> {
     let mut members: Vec<usize> = (0..all.len())
         .filter(|rank| all[*rank][0] == color)
         .collect();
     members.sort_by_key(|rank| all[*rank][1]);
-    members
+    members.into_iter().map(Rank::from_index).collect()
 }
 
 /// A number that two lists hardly have in common: FNV-1a over their bytes (Fowler, Noll, Vo).
@@ -172,8 +169,8 @@ mod tests {
     #[test]
     fn members_come_by_key_and_then_by_rank() {
         let all = [[1, 5, 0], [2, 0, 0], [1, 5, 0], [NONE, 0, 0], [1, 2, 0]];
-        assert_eq!(members(&all, 1), [4, 0, 2]);
-        assert_eq!(members(&all, 2), [1]);
+        assert_eq!(members(&all, 1), [4, 0, 2].map(Rank));
+        assert_eq!(members(&all, 2), [Rank(1)]);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use hcomm_types::{Address, HostId, Location, ProcessId, Protocol, Rank};
 
 use super::json::At;
-use super::{Loaded, SourceError};
+use super::{ControlPlace, Loaded, SourceError};
 use crate::fabric::{
     CableFacts, FabricFacts, NetFacts, PlaneFacts, PortFacts, PortId, SwitchFacts, SwitchId,
 };
@@ -64,12 +64,18 @@ pub(super) struct Builder {
     packages: BTreeMap<u64, u32>,
     switches: HashMap<String, SwitchId>,
     notes: BTreeSet<String>,
+    root: Option<ControlPlace>,
 }
 
 impl Builder {
     /// Says once what had to be assumed.
     pub(super) fn note(&mut self, note: impl Into<String>) {
         self.notes.insert(note.into());
+    }
+
+    /// Where rank 0 is reached before there are links.
+    pub(super) fn root(&mut self, address: IpAddr, port: Option<u16>) {
+        self.root = Some(ControlPlace { address, port });
     }
 
     /// The host of a name.
@@ -344,6 +350,7 @@ impl Builder {
         Ok(Loaded {
             graph,
             notes: self.notes.into_iter().collect(),
+            root: self.root,
         })
     }
 }
@@ -410,6 +417,15 @@ pub(super) fn ip(at: &At<'_>) -> Result<IpAddr, SourceError> {
     let text = at.text()?.trim();
     text.parse()
         .map_err(|_| at.refuse("an IPv4 or IPv6 address is expected"))
+}
+
+/// A port, where one is given; 0 stands for none.
+pub(super) fn port(parent: &At<'_>, name: &str) -> Result<Option<u16>, SourceError> {
+    let Some(at) = parent.get(name)? else {
+        return Ok(None);
+    };
+    let number = at.number(0..=u64::from(u16::MAX))? as u16;
+    Ok(Some(number).filter(|number| *number != 0))
 }
 
 /// An entity id: 32 hexadecimal digits, perhaps with colons between them.

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use hcomm_types::{Address, Location, Protocol, Rank};
 
 use super::builder::{
-    Builder, MAX_RANKS, NewEndpoint, NewRank, check_count, eid, ip, new_rank, nominal,
+    Builder, MAX_RANKS, NewEndpoint, NewRank, check_count, eid, ip, new_rank, nominal, port,
 };
 use super::edges::{Edges, MAX_LOCAL, Net, device, port_names};
 use super::json::At;
@@ -89,11 +89,8 @@ fn read_rank(
     let number = new_rank(builder, &rank.need("rank_id")?)?;
     let local = rank.need("local_id")?.number(0..=MAX_LOCAL)?;
     let device_id = rank.need("device_id")?.number(0..=MAX_LOCAL)?;
-    for port in ["device_port", "host_port"] {
-        if let Some(at) = rank.get(port)? {
-            at.number(0..=65_535)?;
-        }
-    }
+    port(rank, "device_port")?;
+    let host_port = port(rank, "host_port")?;
     let levels = rank.need("level_list")?;
     // The innermost net is the server.
     let mut innermost: Option<(u64, String)> = None;
@@ -163,12 +160,15 @@ fn read_rank(
         && !at.text()?.is_empty()
     {
         let (latency_ns, bytes_per_s) = nominal(Protocol::Tcp);
-        let address = Address::Ip(ip(&at)?);
+        let address = ip(&at)?;
+        if number == 0 {
+            builder.root(address, port(&control, "listen_port")?.or(host_port));
+        }
         builder.endpoint(
             number,
             NewEndpoint {
                 protocol: Protocol::Tcp,
-                address,
+                address: Address::Ip(address),
                 location: Location::Host,
                 latency_ns,
                 bytes_per_s,

@@ -19,6 +19,8 @@ mod json;
 mod levels;
 mod servers;
 
+use std::net::IpAddr;
+
 use hcomm_types::{Error, ErrorKind};
 
 use crate::graph::RankGraph;
@@ -34,6 +36,17 @@ pub struct Loaded {
     pub graph: RankGraph,
     /// What the file does not say and what stands in for it, one sentence each.
     pub notes: Vec<String>,
+    /// Where the control plane of rank 0 is, if the file says.
+    pub root: Option<ControlPlace>,
+}
+
+/// Where a rank is reached before there are links: on its host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ControlPlace {
+    /// An address of the host.
+    pub address: IpAddr,
+    /// The port that the file keeps for it.
+    pub port: Option<u16>,
 }
 
 /// A file that is no graph: where, what stands there, and why that is wrong.
@@ -100,17 +113,12 @@ impl From<SourceError> for Error {
 /// # Ok::<(), hcomm_topo::SourceError>(())
 /// ```
 pub fn load(text: &str, topology: Option<&str>) -> Result<Loaded, SourceError> {
-    if text.len() as u64 > MAX_SOURCE_BYTES {
-        return Err(SourceError::whole(format!(
-            "the file has {} bytes, at most {MAX_SOURCE_BYTES} are read",
-            text.len()
-        )));
-    }
-    let node = Node::parse(text.strip_prefix('\u{feff}').unwrap_or(text))?;
+    let text = looked_at(text)?;
+    let node = Node::parse(text)?;
     let root = At::root(&node);
     let edges = match topology {
         Some(text) => {
-            let node = Node::parse(text).map_err(in_topology)?;
+            let node = looked_at(text).and_then(Node::parse).map_err(in_topology)?;
             Some(edges::read(&At::root(&node)).map_err(in_topology)?)
         }
         None => None,
@@ -139,7 +147,8 @@ pub fn load(text: &str, topology: Option<&str>) -> Result<Loaded, SourceError> {
                     other => SourceError::whole(other.to_string()),
                 })?;
                 let notes = Vec::new();
-                Ok(Loaded { graph, notes })
+                let root = None;
+                Ok(Loaded { graph, notes, root })
             }
             "hcomm-cluster" => {
                 needless("a description of a cluster")?;
@@ -162,6 +171,17 @@ pub fn load(text: &str, topology: Option<&str>) -> Result<Loaded, SourceError> {
         "neither a rank table (`server_list`, `rank_list`), nor a topology file (`edge_list`), nor a \
          file of ours (`format`)",
     ))
+}
+
+/// A text that is short enough, without the mark that some editors put in front.
+fn looked_at(text: &str) -> Result<&str, SourceError> {
+    if text.len() as u64 > MAX_SOURCE_BYTES {
+        return Err(SourceError::whole(format!(
+            "the file has {} bytes, at most {MAX_SOURCE_BYTES} are read",
+            text.len()
+        )));
+    }
+    Ok(text.strip_prefix('\u{feff}').unwrap_or(text))
 }
 
 fn in_topology(error: SourceError) -> SourceError {

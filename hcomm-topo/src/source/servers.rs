@@ -7,7 +7,7 @@
 use hcomm_types::{Address, Location, Protocol, Rank};
 use std::collections::BTreeMap;
 
-use super::builder::{Builder, NewEndpoint, NewRank, check_count, ip, new_rank, nominal};
+use super::builder::{Builder, NewEndpoint, NewRank, check_count, ip, new_rank, nominal, port};
 use super::edges::{Edges, Net};
 use super::json::At;
 use super::{Loaded, SourceError};
@@ -154,10 +154,15 @@ impl Table {
             Some(at) if !at.text()?.is_empty() => Some(ip(&at)?),
             _ => None,
         };
-        for port in ["device_port", "host_port", "backup_device_port"] {
-            if let Some(at) = device.get(port)? {
-                at.number(0..=65_535)?;
-            }
+        for name in ["device_port", "backup_device_port"] {
+            port(device, name)?;
+        }
+        let host_port = port(device, "host_port")?;
+        // Many tables name servers by their addresses.
+        if rank == 0
+            && let Some(address) = host_ip.or_else(|| server.parse().ok())
+        {
+            self.builder.root(address, host_port);
         }
         let host = self.builder.host(server, "a rank table");
         self.builder.add_rank(NewRank {

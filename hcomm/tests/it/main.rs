@@ -11,6 +11,7 @@
 mod abort;
 mod batch;
 mod bootstrap;
+mod clusters;
 mod collectives;
 mod command_perf;
 mod command_perf_plan;

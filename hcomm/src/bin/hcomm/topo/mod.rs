@@ -71,7 +71,7 @@ pub(crate) fn topo(args: &TopoArgs) -> Result<u8> {
     let allowed = hcomm_ctrl::allowed(options.settings())?;
     let (graph, notes) = match &args.source.file {
         Some(path) => {
-            let Loaded { graph, notes } = load(path, args.source.topology.as_deref())?;
+            let Loaded { graph, notes, .. } = load(path, args.source.topology.as_deref())?;
             (graph, notes)
         }
         None => (discovered(args.ranks, &options)?, Vec::new()),
