@@ -242,6 +242,9 @@ fn as_many_bytes_as_it_should_be() {
         ("binary_tree", Operation::AllReduce, [14 * 8, 12 * 8]),
         ("binary_tree", broadcast, [7 * 8, 6 * 8]),
         ("binary_tree", reduce, [7 * 8, 6 * 8]),
+        ("pat", Operation::ReduceScatter, [7 * 8, 6 * 7]),
+        ("pat", Operation::AllGather, [7 * 8, 6 * 7]),
+        ("rails", Operation::AllToAll, [7 * 8, 6 * 7]),
         ("knomial", broadcast, [7 * 8, 6 * 8]),
         ("knomial", reduce, [7 * 8, 6 * 8]),
         // The parts of the second level are sent twice.
@@ -250,6 +253,7 @@ fn as_many_bytes_as_it_should_be() {
         ("naive", Operation::AllReduce, [14 * 8, 12 * 8]),
         ("naive", gather, [7, 6]),
         ("hierarchical", Operation::AllReduce, [14 * 8, 12 * 8]),
+        ("hierarchical_log", Operation::AllReduce, [14 * 8, 12 * 8]),
         ("hierarchical", Operation::ReduceScatter, [7 * 8, 6 * 7]),
         ("hierarchical", Operation::AllGather, [7 * 8, 6 * 7]),
     ];
@@ -359,7 +363,7 @@ fn large_numbers_of_ranks() {
 }
 
 /// Every operation of every algorithm once, in a few tests, so that cores share them.
-const SHARES: usize = 4;
+const SHARES: usize = 6;
 
 #[test]
 fn first_share_of_the_algorithms_on_512_ranks() {
@@ -381,12 +385,22 @@ fn fourth_share_of_the_algorithms_on_512_ranks() {
     prove_on_512_ranks(3);
 }
 
+#[test]
+fn fifth_share_of_the_algorithms_on_512_ranks() {
+    prove_on_512_ranks(4);
+}
+
+#[test]
+fn sixth_share_of_the_algorithms_on_512_ranks() {
+    prove_on_512_ranks(5);
+}
+
 fn prove_on_512_ranks(share: usize) {
     const RANKS: u32 = 512;
     for algorithm in algorithms().iter().skip(share).step_by(SHARES) {
         // In eights, as on hosts: in one group it would have too many peers.
-        let groups =
-            (algorithm.name() == "hierarchical").then(|| (0..RANKS).map(|rank| rank / 8).collect());
+        let by_groups = algorithm.by_groups();
+        let groups = by_groups.then(|| (0..RANKS).map(|rank| rank / 8).collect());
         let params = Params {
             scratch_bytes: 1 << 20,
             slice_bytes: 64 << 10,
@@ -529,7 +543,7 @@ fn groups_of_all_kinds() {
     for layout in layouts {
         let ranks = u32::try_from(layout.len()).unwrap();
         let params = Params {
-            scratch_bytes: 4096,
+            scratch_bytes: 5120,
             slice_bytes: 512,
             groups: Some(layout.into()),
             flows: 1,

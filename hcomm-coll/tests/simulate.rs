@@ -7,7 +7,6 @@ use std::sync::Arc;
 use hcomm_coll::algorithms::{Algorithm, HierarchicalLog, Params, algorithms, by_name};
 use hcomm_coll::plan::{Operation, Shape};
 use hcomm_coll::simulate::{Outcome, Rates, SimulateError, simulate};
-use hcomm_coll::verify::verify;
 use hcomm_topo::{RankGraph, load};
 use hcomm_types::{DataType, Rank, ReduceOp};
 use proptest::prelude::*;
@@ -257,61 +256,6 @@ fn links_that_are_not_there_and_graphs_that_are_too_small_are_errors() {
         matches!(never, Err(SimulateError::Stuck { .. })),
         "{never:?}"
     );
-}
-
-/// Groups of equal and of different sizes, in a row and mixed.
-fn groupings(ranks: u32) -> Vec<Vec<u32>> {
-    vec![
-        vec![0; ranks as usize],
-        (0..ranks).collect(),
-        (0..ranks).map(|rank| rank / 2).collect(),
-        (0..ranks).map(|rank| rank % 3).collect(),
-        (0..ranks).map(|rank| u32::from(rank == 0)).collect(),
-        (0..ranks).map(|rank| (rank * rank) % 5 % 4).collect(),
-    ]
-}
-
-#[test]
-fn the_logarithmic_hierarchy_is_proven() {
-    let mut proven = 0;
-    for ranks in 1..=12 {
-        for groups in groupings(ranks) {
-            for (count, scratch) in [
-                (0, 1 << 16),
-                (1, 1 << 16),
-                (97, 1 << 16),
-                (5000, 1 << 13),
-                (9001, 1 << 20),
-            ] {
-                let mut shape = shape(Operation::AllReduce, ranks, 0);
-                shape.count = count.into();
-                shape.in_place = (count + u64::from(ranks)) % 2 == 0;
-                let params = Params {
-                    scratch_bytes: scratch,
-                    slice_bytes: 1 << 10,
-                    groups: Some(groups.clone().into()),
-                    flows: 1,
-                };
-                match HierarchicalLog.plan(&shape, &params) {
-                    Ok(plan) => {
-                        let proof = verify(&plan);
-                        let proof = proof.unwrap_or_else(|e| panic!("{shape}, {groups:?}: {e}"));
-                        assert!(proof.same_bits, "{shape}, {groups:?}");
-                        assert!(
-                            proof.synchronising || plan.is_empty(),
-                            "{shape}, {groups:?}"
-                        );
-                        proven += 1;
-                    }
-                    Err(error) => {
-                        let text = error.to_string();
-                        assert!(scratch == 1 << 13 && text.contains("scratch"), "{text}");
-                    }
-                }
-            }
-        }
-    }
-    assert!(proven > 300, "{proven}");
 }
 
 #[test]

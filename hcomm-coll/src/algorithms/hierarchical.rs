@@ -245,10 +245,7 @@ impl Member<'_, '_> {
 
     /// Takes a message to its place.
     fn take(&mut self, peer: Rank, dst: Loc, bytes: u64) {
-        let link = self.from(peer);
-        let slot = self.links.receive(link);
-        self.links.tasks.copy(dst, slot, bytes);
-        self.links.give_back(link);
+        self.links.take(self.from(peer), dst, bytes);
     }
 
     /// The others of the group, with their indices, beginning with the next one.
@@ -274,17 +271,8 @@ impl Member<'_, '_> {
 
     /// Combines what comes from `peers` with the own contribution, into `out`.
     fn combine(&mut self, peers: &[Rank], own: Loc, out: Loc, bytes: u64) {
-        let mut so_far = own;
-        for peer in peers {
-            let link = self.from(*peer);
-            let slot = self.links.receive(link);
-            self.links.tasks.reduce(out, so_far, slot, bytes);
-            self.links.give_back(link);
-            so_far = out;
-        }
-        if peers.is_empty() {
-            self.links.tasks.keep_own(out, own, bytes);
-        }
+        let from: Vec<Link> = peers.iter().map(|peer| self.from(*peer)).collect();
+        self.links.combine(&from, own, out, bytes);
     }
 
     fn all_reduce(&mut self, slice: u64) {

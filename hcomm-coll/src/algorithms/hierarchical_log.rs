@@ -10,9 +10,6 @@
 //! nearest group first, so that most bytes go the shortest way; then each rank tells its group. In a
 //! number of groups that is no power of two, those too many stand behind another one.
 //!
-//! It is no candidate of the cost model, which looks at one host: it is taken by name, and by the
-//! simulator.
-//!
 //! Rabenseifner, "Optimization of collective reduction operations", ICCS 2004, for what goes across;
 //! lanes as in Träff, Hunold, "Decomposing MPI collectives for exploiting multi-lane communication",
 //! CLUSTER 2020.
@@ -131,17 +128,9 @@ impl Member<'_, '_> {
             if row + self.index < lanes {
                 let range = part(row + self.index);
                 let (own, out) = (Loc::input(range.start), Loc::output(range.start));
-                let mut so_far = own;
-                for (peer, index) in &near {
-                    let link = Link::new(*peer, *index, 0);
-                    let slot = self.links.receive(link);
-                    self.links.tasks.reduce(out, so_far, slot, length(&range));
-                    self.links.give_back(link);
-                    so_far = out;
-                }
-                if near.is_empty() {
-                    self.links.tasks.keep_own(out, own, length(&range));
-                }
+                let from = near.iter().map(|(peer, at)| Link::new(*peer, *at, 0));
+                let from: Vec<Link> = from.collect();
+                self.links.combine(&from, own, out, length(&range));
             }
         }
         for lane in self.groups.lanes_of(self.me) {
@@ -158,12 +147,8 @@ impl Member<'_, '_> {
             }
             for (peer, index) in near.iter().filter(|(_, index)| row + index < lanes) {
                 let range = part(row + index);
-                let link = Link::new(*peer, *index, 0);
-                let slot = self.links.receive(link);
-                self.links
-                    .tasks
-                    .copy(Loc::output(range.start), slot, length(&range));
-                self.links.give_back(link);
+                let (link, dst) = (Link::new(*peer, *index, 0), Loc::output(range.start));
+                self.links.take(link, dst, length(&range));
             }
         }
         self.near = near;

@@ -150,6 +150,12 @@ impl Link {
         Self { peer, inbox, lane }
     }
 
+    /// The slots of a piece of a message.
+    fn part(self, index: usize) -> Self {
+        let inbox = self.inbox + index as u64;
+        Self { inbox, ..self }
+    }
+
     fn data(self) -> u32 {
         2 * self.lane
     }
@@ -167,6 +173,8 @@ pub(super) struct Links<'s> {
     received: BTreeMap<Link, u64>,
     /// Where slots are given back: the place of the task, the link, the number of the message.
     given_back: Vec<(usize, Link, u64)>,
+    /// Slots, with places, up to the last one that something has come into.
+    used: u64,
 }
 
 impl<'s> Links<'s> {
@@ -177,6 +185,7 @@ impl<'s> Links<'s> {
             sent: BTreeMap::new(),
             received: BTreeMap::new(),
             given_back: Vec::new(),
+            used: 0,
         }
     }
 
@@ -187,11 +196,8 @@ impl<'s> Links<'s> {
             bytes,
             places,
         } = self.slots;
-        let mut scratch_bytes = if keeps { places * bytes } else { 0 };
-        for (link, count) in &self.received {
-            let end = places + link.inbox * each + each.min(*count);
-            scratch_bytes = scratch_bytes.max(end * bytes);
-        }
+        let kept = if keeps { places } else { 0 };
+        let scratch_bytes = self.used.max(kept) * bytes;
         let unwanted = self
             .given_back
             .iter()
@@ -222,11 +228,68 @@ impl<'s> Links<'s> {
         self.tasks.write(link.peer, slot, src, bytes, link.data());
     }
 
+    /// Sends several pieces, each of up to a slot of bytes, in one message with one notify. The slots
+    /// are those of the link and of as many that follow, which are no links of their own.
+    pub(super) fn send_parts(&mut self, link: Link, parts: &[(Loc, u64)]) {
+        let sent = self.sent.entry(link).or_default();
+        let number = *sent;
+        *sent += 1;
+        if number >= self.slots.each {
+            self.tasks.wait(link.peer, link.free());
+        }
+        let last = parts.iter().rposition(|(_, bytes)| *bytes > 0);
+        for (index, (src, bytes)) in parts.iter().enumerate() {
+            let dst = self.slot(link.part(index), number);
+            let notify = (last == Some(index)).then(|| link.data());
+            self.tasks.put(link.peer, dst, *src, *bytes, notify);
+        }
+        if last.is_none() {
+            self.tasks.record(link.peer, link.data());
+        }
+    }
+
     /// Waits for the next message; gives where it lies.
     pub(super) fn receive(&mut self, link: Link) -> Loc {
+        let number = self.arrived(link, 1);
+        self.slot(link, number)
+    }
+
+    /// Waits for the next message of so many pieces, at least one; gives where they lie.
+    pub(super) fn receive_parts(&mut self, link: Link, parts: usize) -> Vec<Loc> {
+        let number = self.arrived(link, parts);
+        let slots = (0..parts).map(|index| self.slot(link.part(index), number));
+        slots.collect()
+    }
+
+    /// Waits for the next message of so many pieces; its number.
+    fn arrived(&mut self, link: Link, parts: usize) -> u64 {
         self.tasks.wait(link.peer, link.data());
         let number = self.received.get(&link).copied().unwrap_or(0);
-        self.slot(link, number)
+        let Slots { each, places, .. } = self.slots;
+        let before = places + link.part(parts - 1).inbox * each;
+        self.used = self.used.max(before + each.min(number + 1));
+        number
+    }
+
+    /// Takes the next message to its place.
+    pub(super) fn take(&mut self, link: Link, dst: Loc, bytes: u64) {
+        let slot = self.receive(link);
+        self.tasks.copy(dst, slot, bytes);
+        self.give_back(link);
+    }
+
+    /// Combines the next message of each of these with the own contribution, into `out`.
+    pub(super) fn combine(&mut self, from: &[Link], own: Loc, out: Loc, bytes: u64) {
+        let mut so_far = own;
+        for link in from {
+            let slot = self.receive(*link);
+            self.tasks.reduce(out, so_far, slot, bytes);
+            self.give_back(*link);
+            so_far = out;
+        }
+        if from.is_empty() {
+            self.tasks.keep_own(out, own, bytes);
+        }
     }
 
     /// Gives the slot of the message received last back.

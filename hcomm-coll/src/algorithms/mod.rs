@@ -11,17 +11,17 @@
 //! | `halving_doubling` | all_reduce, reduce_scatter, all_gather | partners exchange halves of halves; both few steps and few bytes |
 //! | `nhr` | all_reduce, reduce_scatter, all_gather | every rank sends one way at growing distance; few steps and few bytes for any number of ranks |
 //! | `bruck` | all_gather, all_to_all of one count, barrier | every rank sends at doubling distance; for small sizes and any number of ranks |
+//! | `pat` | all_gather, reduce_scatter | a tree for each block, small blocks together; few steps and little scratch memory for any number of ranks |
 //! | `binary_tree` | reduce, broadcast, all_reduce | up or down a tree of two children, in slices that follow each other |
 //! | `knomial` | broadcast, reduce, gather, scatter, barrier | a tree of radix 4; for small sizes on many ranks |
 //! | `scatter_all_gather` | broadcast | parts go to all ranks, which pass them on along a ring; for large sizes |
 //! | `naive` | all_reduce, reduce, broadcast, gather, scatter | one rank does everything: to compare with |
 //! | `hierarchical` | all_reduce, all_gather, reduce_scatter, broadcast, barrier | within groups of ranks, across them, within again; for slow links between hosts |
+//! | `hierarchical_log` | all_reduce | as `hierarchical`, in a logarithmic number of steps across; for many hosts |
 //! | `pairwise` | all_to_all, also where each rank knows only its own counts | in each step one rank to send to and one to receive from |
+//! | `rails` | all_to_all of one count | within groups to the rank of the receiver's index, then across between ranks of one index |
 //! | `pair` | send_recv | two slots at the receiver, with credits |
 //! | `handshake` | send_recv | request, grant, data: to be measured beside |
-//!
-//! [`HierarchicalLog`] is `hierarchical` with a logarithmic number of steps across, for clusters of many
-//! hosts: it is taken by its type, and by the simulator.
 //!
 //! Every rank plans for itself with [`Algorithm::plan_rank`]; [`Algorithm::plan`] puts all ranks
 //! together for the verifier. All ranks must use the same [`Params`].
@@ -51,7 +51,9 @@ mod naive;
 mod nhr;
 mod pair;
 mod pairwise;
+mod pat;
 mod pull;
+mod rails;
 mod recursive_doubling;
 mod ring;
 mod ring_bidirectional;
@@ -81,7 +83,9 @@ pub use naive::Naive;
 pub use nhr::Nhr;
 pub use pair::Pair;
 pub use pairwise::Pairwise;
+pub use pat::Pat;
 pub use pull::Pull;
+pub use rails::Rails;
 pub use recursive_doubling::RecursiveDoubling;
 pub use ring::Ring;
 pub use ring_bidirectional::RingBidirectional;
@@ -213,24 +217,26 @@ pub fn algorithms() -> &'static [&'static dyn Algorithm] {
         &HalvingDoubling,
         &Nhr,
         &Bruck,
+        &Pat,
         &BinaryTree,
         &Knomial,
         &ScatterAllGather,
         &Naive,
         &Hierarchical,
+        &HierarchicalLog,
         &Pairwise,
+        &Rails,
         &Pull,
         &Pair,
         &Handshake,
     ]
 }
 
-/// All whose plans wires can carry, also those that are taken by their type: packets and memory that
-/// ranks lend are for ranks that map each other's memory.
+/// All whose plans wires can carry: packets and memory that ranks lend are for ranks that map each
+/// other's memory.
 pub fn over_wires() -> impl Iterator<Item = &'static dyn Algorithm> {
     let all = algorithms().iter().copied();
-    all.chain([&HierarchicalLog as &dyn Algorithm])
-        .filter(|algorithm| !algorithm.has_packets() && !algorithm.lends())
+    all.filter(|algorithm| !algorithm.has_packets() && !algorithm.lends())
 }
 
 /// The built-in algorithm of a name.

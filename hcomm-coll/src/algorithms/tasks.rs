@@ -109,15 +109,22 @@ impl<'s> Tasks<'s> {
     /// Writes and notifies; of nothing to write, the notify remains.
     pub(super) fn write(&mut self, peer: Rank, dst: Loc, src: Loc, bytes: u64, notify: u32) {
         if bytes > 0 {
+            self.put(peer, dst, src, bytes, Some(notify));
+        } else {
+            self.record(peer, notify);
+        }
+    }
+
+    /// Writes, and may notify; of nothing to write, nothing remains.
+    pub(super) fn put(&mut self, peer: Rank, dst: Loc, src: Loc, bytes: u64, notify: Option<u32>) {
+        if bytes > 0 {
             self.tasks.push(Task::Write {
                 peer,
                 dst,
                 src,
                 bytes,
-                notify: Some(notify),
+                notify,
             });
-        } else {
-            self.record(peer, notify);
         }
     }
 

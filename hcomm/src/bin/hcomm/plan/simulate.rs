@@ -196,8 +196,7 @@ fn candidates(shape: &Shape, named: Option<&'static dyn Algorithm>) -> Vec<&'sta
 }
 
 fn named(name: &str) -> Result<&'static dyn Algorithm> {
-    let found = over_wires().find(|algorithm| algorithm.name() == name);
-    found.or_else(|| by_name(name)).ok_or_else(|| {
+    by_name(name).ok_or_else(|| {
         let names: Vec<&str> = over_wires().map(Algorithm::name).collect();
         Error::new(
             ErrorKind::InvalidArgument,
