@@ -13,6 +13,7 @@
 //! | `bruck` | all_gather, all_to_all of one count, barrier | every rank sends at doubling distance; for small sizes and any number of ranks |
 //! | `pat` | all_gather, reduce_scatter | a tree for each block, small blocks together; few steps and little scratch memory for any number of ranks |
 //! | `binary_tree` | reduce, broadcast, all_reduce | up or down a tree of two children, in slices that follow each other |
+//! | `double_tree` | reduce, broadcast, all_reduce | two such trees, half of the data along each; who passes on in one is at the end of the other |
 //! | `knomial` | broadcast, reduce, gather, scatter, barrier | a tree of radix 4; for small sizes on many ranks |
 //! | `scatter_all_gather` | broadcast | parts go to all ranks, which pass them on along a ring; for large sizes |
 //! | `naive` | all_reduce, reduce, broadcast, gather, scatter | one rank does everything: to compare with |
@@ -36,6 +37,7 @@
 mod binary_tree;
 mod blocks;
 mod bruck;
+mod double_tree;
 mod flows;
 mod halving_doubling;
 mod handshake;
@@ -71,6 +73,7 @@ use tasks::Tasks;
 
 pub use binary_tree::BinaryTree;
 pub use bruck::Bruck;
+pub use double_tree::DoubleTree;
 pub use halving_doubling::HalvingDoubling;
 pub use handshake::Handshake;
 pub use hierarchical::Hierarchical;
@@ -219,6 +222,7 @@ pub fn algorithms() -> &'static [&'static dyn Algorithm] {
         &Bruck,
         &Pat,
         &BinaryTree,
+        &DoubleTree,
         &Knomial,
         &ScatterAllGather,
         &Naive,

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use hcomm_types::Rank;
 
-use super::layout::Slices;
+use super::layout::{Slices, line_up};
 use super::links::{BEGUN, Link, Links, Slots, pieces};
 use super::tasks::length;
 use super::{Algorithm, Params, PlanError};
@@ -47,7 +47,7 @@ impl Tree {
     }
 
     /// Levels below the root.
-    fn depth(&self) -> u64 {
+    pub(super) fn depth(&self) -> u64 {
         let above = |rank: &Rank| self.parents[rank.index()];
         let ranks = (0..self.parents.len()).map(Rank::from_index);
         let levels = ranks.map(|rank| std::iter::successors(Some(rank), above).count() as u64);
@@ -55,12 +55,12 @@ impl Tree {
     }
 
     /// The most children that a rank has.
-    fn fan(&self) -> u64 {
+    pub(super) fn fan(&self) -> u64 {
         self.children.iter().map(Vec::len).max().unwrap_or(0) as u64
     }
 
     /// A rank and all below it, each before those below it.
-    fn below(&self, rank: Rank) -> Vec<Rank> {
+    pub(super) fn below(&self, rank: Rank) -> Vec<Rank> {
         let mut open = vec![rank];
         let mut all = Vec::new();
         while let Some(rank) = open.pop() {
@@ -82,8 +82,7 @@ impl Tree {
         me: Rank,
     ) -> Result<RankPlan, PlanError> {
         let (up, down) = match shape.operation {
-            Operation::Reduce { .. } | Operation::Gather { .. } => (self.fan(), 0),
-            Operation::AllReduce => (self.fan(), 1),
+            Operation::Gather { .. } => (self.fan(), 0),
             _ => (0, 1),
         };
         let bytes = shape.count_bytes();
@@ -95,46 +94,96 @@ impl Tree {
             node.release();
             return Ok(node.links.finish(false));
         }
-        let mut slots = Slots::new(algorithm, params, up + down, 0, bytes)?;
-        let slices = Slices::new(bytes, 1, slots.bytes);
-        if shape.operation == Operation::AllReduce && slices.count() > 1 {
-            // As far ahead as a slice takes to come back, within reason.
-            let most = (2 * self.depth()).clamp(2, MOST_AHEAD);
-            slots = slots.deeper(params, up + down, most);
+        if let Operation::AllReduce | Operation::Reduce { .. } | Operation::Broadcast { .. } =
+            shape.operation
+        {
+            return plan_along(std::slice::from_ref(self), algorithm, shape, params, me);
         }
+        let slots = Slots::new(algorithm, params, up + down, 0, bytes)?;
         let mut node = Node::new(self, shape, slots, me, up);
-        match shape.operation {
-            Operation::AllReduce => node.all_reduce(slices, slots.ahead()),
-            Operation::Reduce { .. } => {
-                for slice in 0..slices.count() {
-                    node.reduce(&slices.slice(slice));
-                }
-                // The root has heard of all.
-                node.release();
-            }
-            Operation::Broadcast { .. } => {
-                node.announce();
-                for slice in 0..slices.count() {
-                    node.broadcast(&slices.slice(slice), Loc::input);
-                }
-                node.keep_own(Loc::output(0), Loc::input(0), bytes);
-                node.release();
-            }
-            Operation::Gather { .. } => {
-                node.announce();
-                node.gather();
-                node.release();
-            }
-            _ => {
-                node.announce();
-                node.scatter(&|rank| shape.part(rank), 0);
-                let own = shape.part(me);
-                node.keep_own(Loc::output(0), Loc::input(own.start), length(&own));
-                node.release();
-            }
+        node.announce();
+        if let Operation::Gather { .. } = shape.operation {
+            node.gather();
+        } else {
+            node.scatter(&|rank| shape.part(rank), 0);
+            let own = shape.part(me);
+            node.keep_own(Loc::output(0), Loc::input(own.start), length(&own));
         }
+        node.release();
         Ok(node.links.finish(false))
     }
+}
+
+/// What a rank does to reduce or broadcast along several trees, each of which carries its part of the
+/// data. Where there is a root, it is that of all trees.
+///
+/// # Errors
+/// If there is too little scratch memory.
+pub(super) fn plan_along(
+    trees: &[Tree],
+    algorithm: &dyn Algorithm,
+    shape: &Shape,
+    params: &Params,
+    me: Rank,
+) -> Result<RankPlan, PlanError> {
+    let most = |of: fn(&Tree) -> u64| trees.iter().map(of).max().unwrap_or(0);
+    let (up, down) = match shape.operation {
+        Operation::Reduce { .. } => (most(Tree::fan), 0),
+        Operation::AllReduce => (most(Tree::fan), 1),
+        _ => (0, 1),
+    };
+    let links = (up + down) * trees.len() as u64;
+    let bytes = shape.count_bytes();
+    let part = line_up(bytes.div_ceil(trees.len() as u64)).min(bytes);
+    let mut slots = Slots::new(algorithm, params, links, 0, part)?;
+    let slices = Slices::new(part, 1, slots.bytes);
+    if shape.operation == Operation::AllReduce && slices.count() > 1 {
+        // As far ahead as a slice takes to come back, within reason.
+        let ahead = (2 * most(Tree::depth)).clamp(2, MOST_AHEAD);
+        slots = slots.deeper(params, links, ahead);
+    }
+    // What each tree carries of a slice; nothing where it has come to its end.
+    let carried = |tree: usize, slice: u64| {
+        let start = (tree as u64 * part).min(bytes);
+        let range = slices.slice_of(slice, part.min(bytes - start));
+        (start + range.start)..(start + range.end)
+    };
+    let (count, ahead) = (slices.count(), slots.ahead());
+    let mut node = Node::new(&trees[0], shape, slots, me, up);
+    if let Operation::Broadcast { .. } = shape.operation {
+        node.announce();
+    }
+    for step in 0..count + ahead {
+        for (number, tree) in trees.iter().enumerate() {
+            let range = carried(number, step);
+            if up > 0 && step < count && !range.is_empty() {
+                node.turn_to(tree, number as u32, (up + down) * number as u64);
+                node.reduce(&range);
+            }
+        }
+        for (number, tree) in trees.iter().enumerate() {
+            // Below the root a slice goes down when `ahead` more have gone up, or none is left.
+            let is_root = tree.parents[me.index()].is_none();
+            let lag = if up == 0 || is_root { 0 } else { ahead };
+            let slice = step.checked_sub(lag).filter(|slice| *slice < count);
+            let range = slice.map_or(0..0, |slice| carried(number, slice));
+            if down > 0 && !range.is_empty() {
+                node.turn_to(tree, number as u32, (up + down) * number as u64);
+                node.broadcast(&range, if up > 0 { Loc::output } else { Loc::input });
+            }
+        }
+    }
+    node.turn_to(&trees[0], 0, 0);
+    match shape.operation {
+        Operation::Broadcast { .. } => {
+            node.keep_own(Loc::output(0), Loc::input(0), bytes);
+            node.release();
+        }
+        // The root has heard of all.
+        Operation::Reduce { .. } => node.release(),
+        _ => {}
+    }
+    Ok(node.links.finish(false))
 }
 
 /// Slices that a rank may have sent up before the first result comes down: enough for a tree of
@@ -148,20 +197,32 @@ pub(super) struct Node<'s, 't> {
     me: Rank,
     slot_bytes: u64,
     pub(super) links: Links<'s>,
-    /// Number of the link from the parent. Those from children come before it.
-    down: u64,
+    /// Tells its links apart from those of other trees.
+    lane: u32,
+    /// Number of the first link of this tree: of those from children, behind which is the one from the
+    /// parent.
+    first: u64,
+    /// Links from children, at most.
+    up: u64,
 }
 
 impl<'s, 't> Node<'s, 't> {
-    pub(super) fn new(tree: &'t Tree, shape: &'s Shape, slots: Slots, me: Rank, down: u64) -> Self {
+    pub(super) fn new(tree: &'t Tree, shape: &'s Shape, slots: Slots, me: Rank, up: u64) -> Self {
         Self {
             tree,
             shape,
             me,
             slot_bytes: slots.bytes,
             links: Links::new(shape, me, slots),
-            down,
+            lane: 0,
+            first: 0,
+            up,
         }
+    }
+
+    /// Goes on along another tree, which has links of its own.
+    fn turn_to(&mut self, tree: &'t Tree, lane: u32, first: u64) {
+        (self.tree, self.lane, self.first) = (tree, lane, first);
     }
 
     fn parent(&self) -> Option<Rank> {
@@ -174,9 +235,9 @@ impl<'s, 't> Node<'s, 't> {
 
     /// The links from the children.
     fn up_in(&self) -> Vec<Link> {
-        let children = (0..).zip(self.children());
+        let children = (self.first..).zip(self.children());
         children
-            .map(|(inbox, child)| Link::new(*child, inbox, 0))
+            .map(|(inbox, child)| Link::new(*child, inbox, self.lane))
             .collect()
     }
 
@@ -184,18 +245,18 @@ impl<'s, 't> Node<'s, 't> {
         let parent = self.parent()?;
         let siblings = &self.tree.children[parent.index()];
         let inbox = siblings.iter().position(|rank| *rank == self.me)?;
-        Some(Link::new(parent, inbox as u64, 0))
+        Some(Link::new(parent, self.first + inbox as u64, self.lane))
     }
 
     fn down_in(&self) -> Option<Link> {
-        Some(Link::new(self.parent()?, self.down, 0))
+        Some(Link::new(self.parent()?, self.first + self.up, self.lane))
     }
 
     /// The links to the children, the last child first: it mostly has the most below it.
     fn down_out(&self) -> Vec<Link> {
         let children = self.children().iter().rev();
         children
-            .map(|child| Link::new(*child, self.down, 0))
+            .map(|child| Link::new(*child, self.first + self.up, self.lane))
             .collect()
     }
 
@@ -266,21 +327,6 @@ impl<'s, 't> Node<'s, 't> {
         if let Some(link) = link {
             self.links.tasks.copy(Loc::output(range.start), from, bytes);
             self.links.give_back(link);
-        }
-    }
-
-    /// Up and down. Below the root a slice goes down when `ahead` more have gone up, or none is
-    /// left.
-    fn all_reduce(&mut self, slices: Slices, ahead: u64) {
-        let count = slices.count();
-        let lag = if self.parent().is_none() { 0 } else { ahead };
-        for slice in 0..count + lag {
-            if slice < count {
-                self.reduce(&slices.slice(slice));
-            }
-            if let Some(slice) = slice.checked_sub(lag) {
-                self.broadcast(&slices.slice(slice), Loc::output);
-            }
         }
     }
 
