@@ -154,7 +154,11 @@ impl RankGraph {
     /// ranks.
     #[must_use]
     pub fn pace(&self, groups: &[Vec<Rank>], bytes: u64) -> Pace {
-        let rings: Vec<Vec<Rank>> = groups.iter().map(|group| self.ring_order(group)).collect();
+        let rings = groups.iter().map(|group| self.ring_order(group));
+        self.pace_of(rings.collect(), bytes)
+    }
+
+    fn pace_of(&self, rings: Vec<Vec<Rank>>, bytes: u64) -> Pace {
         let mut flows = Vec::new();
         let mut steps = 0;
         for ring in rings.iter().filter(|ring| ring.len() > 1) {
@@ -268,16 +272,30 @@ impl RankGraph {
         if let Some((rank, what)) = wrong {
             return Err(AdviceError::Mapping { rank, what });
         }
-        let with_paces = |ranks: Vec<Rank>| Mapping {
+        // Two ranks that change places leave most groups as they are.
+        let mut rings = BTreeMap::<Vec<Rank>, Vec<Rank>>::new();
+        let mut ring = |mut group: Vec<Rank>| {
+            group.sort_unstable();
+            if let Some(known) = rings.get(&group) {
+                return known.clone();
+            }
+            let ring = self.ring_order(&group);
+            rings.insert(group, ring.clone());
+            ring
+        };
+        let mut with_paces = |ranks: Vec<Rank>| Mapping {
             paces: (0..kinds.len())
-                .map(|kind| self.pace(&groups_of(kinds, kind, &ranks), bytes))
+                .map(|kind| {
+                    let groups = groups_of(kinds, kind, &ranks).into_iter();
+                    self.pace_of(groups.map(&mut ring).collect(), bytes)
+                })
                 .collect(),
             ranks,
         };
         let given = with_paces(mapping.to_vec());
         let mut made = with_paces(self.made(kinds, sorted));
         if mapping.len() <= EXCHANGED {
-            made = self.exchanged(kinds, made, &with_paces);
+            made = self.exchanged(kinds, made, &mut with_paces);
         }
         let weight = |mapping: &Mapping| mapping.weighted_ns(kinds).unwrap_or(u128::MAX);
         let better = (weight(&made) < weight(&given)).then_some(made);
@@ -290,7 +308,7 @@ impl RankGraph {
         &self,
         kinds: &[GroupKind],
         mut mapping: Mapping,
-        with_paces: &dyn Fn(Vec<Rank>) -> Mapping,
+        with_paces: &mut dyn FnMut(Vec<Rank>) -> Mapping,
     ) -> Mapping {
         let cost = |mapping: &Mapping| {
             let time = mapping.weighted_ns(kinds).unwrap_or(u128::MAX);
@@ -412,7 +430,7 @@ impl RankGraph {
     }
 
     /// In the order of nets, the outermost first, then hosts, packages, ranks.
-    fn sort_by_place(&self, ranks: &mut [Rank]) {
+    pub(crate) fn sort_by_place(&self, ranks: &mut [Rank]) {
         ranks.sort_by_cached_key(|rank| {
             let layers = self.instance_of.iter().rev();
             let nets: Vec<u32> = layers

@@ -5,7 +5,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use hcomm_topo::{Advice, AdviceError, Allowed, GroupKind, RankGraph, Segment, load};
+use hcomm_topo::{Advice, AdviceError, Allowed, GroupKind, Message, RankGraph, Segment, load};
 use hcomm_types::{Protocol, Rank};
 use proptest::prelude::*;
 
@@ -266,6 +266,91 @@ fn groups_that_do_not_fit_are_refused() {
     // One rank to a group has nobody to wait for.
     let pace = graph.pace(&[ranks(&[3])], BYTES);
     assert_eq!((pace.time_ns, pace.slowest), (Some(0), None));
+}
+
+/// How much each edge of a tree in this order meets on the wires: the bytes over the fullest wire, in the
+/// time that they take there.
+fn slowest_edge_of_tree(graph: &RankGraph, order: &[Rank], bytes: u64) -> f64 {
+    let mut wires = std::collections::BTreeMap::<Segment, u64>::new();
+    let mut longest = 0.0f64;
+    for child in 1..order.len() {
+        let (a, b) = (order[child], order[(child - 1) / 2]);
+        for (from, to) in [(a, b), (b, a)] {
+            let links = graph.links(from, to);
+            longest = longest.max(bytes as f64 / links[0].bytes_per_s as f64);
+            for wire in graph.path(&links[0]) {
+                *wires.entry(wire).or_default() += bytes;
+            }
+        }
+    }
+    let times = wires
+        .into_iter()
+        .map(|(wire, bytes)| bytes as f64 / graph.capacity(wire) as f64);
+    times.fold(longest, f64::max)
+}
+
+#[test]
+fn a_tree_has_slow_ranks_at_its_ends_and_heavy_edges_on_fast_links() {
+    let mixed = cluster("mixed");
+    let order = mixed.tree_order(&all(&mixed), BYTES);
+    let mut sorted = order.clone();
+    sorted.sort_unstable();
+    assert_eq!(sorted, all(&mixed));
+    // The two ranks behind the slow port are below each other, and the upper one alone is joined to others.
+    let slow = ranks(&[20, 21]);
+    let crossing = (1..22)
+        .filter(|child| slow.contains(&order[*child]) != slow.contains(&order[(child - 1) / 2]));
+    assert_eq!(crossing.count(), 1, "{order:?}");
+    let port = BYTES as f64 / 1.25e9;
+    let time = |order: &[Rank]| slowest_edge_of_tree(&mixed, order, BYTES);
+    assert!((time(&order) / port - 1.0).abs() < 0.01, "{order:?}");
+    assert!(time(&all(&mixed)) > 1.9 * port);
+
+    let odd = cluster("odd");
+    let order = odd.tree_order(&all(&odd), BYTES);
+    let time = |order: &[Rank]| slowest_edge_of_tree(&odd, order, BYTES);
+    // Twice over the port of 5 GB/s; no tree of two children gets on with once.
+    assert!(time(&order) <= BYTES as f64 * 2.0 / 5e9 * 1.01, "{order:?}");
+    assert!(time(&all(&odd)) > 1.4 * time(&order));
+}
+
+#[test]
+fn a_tree_of_many_ranks_has_few_edges_between_nodes() {
+    let rails = cluster("rails1024");
+    let order = rails.tree_order(&all(&rails), BYTES);
+    let mut sorted = order.clone();
+    sorted.sort_unstable();
+    assert_eq!(sorted, all(&rails));
+    let apart = |a: Rank, b: Rank| rails.host_of(a) != rails.host_of(b);
+    let edges = |order: &[Rank]| {
+        let between = (1..1024).filter(|child| apart(order[*child], order[(child - 1) / 2]));
+        between.count()
+    };
+    // 128 nodes; in the order of numbers hardly two ranks of an edge are on one.
+    assert!(edges(&order) < 400, "{}", edges(&order));
+    assert!(edges(&all(&rails)) > 900);
+}
+
+#[test]
+fn an_order_fits_the_messages_that_are_sent() {
+    // Two heavy pairs that would cross between the meshes.
+    let graph = cluster("cards4x4");
+    let message = |from, to, bytes| Message { from, to, bytes };
+    let messages = [
+        message(0, 4, BYTES),
+        message(1, 5, BYTES),
+        message(0, 1, 1000),
+    ];
+    let order = graph.order_for(&all(&graph), &messages);
+    for heavy in &messages[..2] {
+        let (a, b) = (order[heavy.from as usize], order[heavy.to as usize]);
+        assert_eq!(graph.links(a, b)[0].protocol, Protocol::Hccs, "{order:?}");
+    }
+    // Nothing to send: by place.
+    assert_eq!(
+        graph.order_for(&ranks(&[5, 1, 4, 0]), &[]),
+        ranks(&[0, 1, 4, 5])
+    );
 }
 
 proptest! {
