@@ -69,12 +69,18 @@ struct Message {
     sent: u32,
 }
 
+/// A message that leaves, as long as its flow lasts.
+#[derive(Clone, Copy)]
+struct Leaving {
+    way: u32,
+    channel: u32,
+    sent: u32,
+}
+
+/// What is to go one way.
 #[derive(Default)]
 struct Queue {
     busy: bool,
-    /// Of the message that leaves.
-    channel: u32,
-    sent: u32,
     waiting: VecDeque<Message>,
 }
 
@@ -85,8 +91,8 @@ pub(super) struct Run<'p> {
     agents: Vec<Agent>,
     channels: Vec<Channel>,
     queues: Vec<Queue>,
-    /// By flow: its way.
-    leaving: Vec<u32>,
+    /// By flow: its message.
+    leaving: Vec<Leaving>,
     sent: Vec<Sent>,
     messages: u64,
     bytes: u64,
@@ -295,22 +301,24 @@ impl<'p> Run<'p> {
             self.deliver(now, way, message.channel, message.sent);
             return;
         }
-        let queue = &mut self.queues[way as usize];
-        queue.busy = true;
-        queue.channel = message.channel;
-        queue.sent = message.sent;
+        self.queues[way as usize].busy = true;
+        let leaving = Leaving {
+            way,
+            channel: message.channel,
+            sent: message.sent,
+        };
         let flow = self.wires.begin(way, message.bytes, now) as usize;
-        if self.leaving.len() <= flow {
-            self.leaving.resize(flow + 1, NONE);
+        if flow == self.leaving.len() {
+            self.leaving.push(leaving);
+        } else {
+            self.leaving[flow] = leaving;
         }
-        self.leaving[flow] = way;
     }
 
     /// The last byte of a message has left; those behind it follow.
-    fn left(&mut self, now: u64, way: u32) {
-        let queue = &mut self.queues[way as usize];
-        queue.busy = false;
-        let (channel, sent) = (queue.channel, queue.sent);
+    fn left(&mut self, now: u64, leaving: Leaving) {
+        let Leaving { way, channel, sent } = leaving;
+        self.queues[way as usize].busy = false;
         self.deliver(now, way, channel, sent);
         while !self.queues[way as usize].busy {
             let Some(next) = self.queues[way as usize].waiting.pop_front() else {
