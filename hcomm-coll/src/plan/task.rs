@@ -249,6 +249,23 @@ impl Task {
         }
     }
 
+    /// The same with another rank at the other end, if it has one.
+    pub(crate) fn with_peer(mut self, of: impl Fn(Rank) -> Rank) -> Self {
+        if let Self::Write { peer, .. }
+        | Self::Read { peer, .. }
+        | Self::WriteReduce { peer, .. }
+        | Self::ReadReduce { peer, .. }
+        | Self::PacketWrite { peer, .. }
+        | Self::PacketRead { peer, .. }
+        | Self::PacketReduce { peer, .. }
+        | Self::Record { peer, .. }
+        | Self::Wait { peer, .. } = &mut self
+        {
+            *peer = of(*peer);
+        }
+        self
+    }
+
     /// Whether it sends a packet or waits for one.
     #[must_use]
     pub const fn is_packet(&self) -> bool {

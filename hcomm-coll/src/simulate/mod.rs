@@ -14,12 +14,15 @@
 //!                                     └──> events in virtual time (run) ──> Outcome
 //! ```
 //!
+//! [`choose`] runs what may be good, and says what is best.
+//!
 //! Ranks that do the same with other peers share a template, so a plan of 16,384 ranks takes the
 //! memory of a few; and each rank's plan is made, looked at and dropped.
 //!
 //! Times are whole picoseconds; rates are floats, as nothing that ranks have to agree on comes out of
 //! this. The same input gives the same outcome on every machine with IEEE arithmetic.
 
+mod choose;
 mod outcome;
 mod run;
 mod template;
@@ -31,6 +34,7 @@ use hcomm_types::Rank;
 use crate::algorithms::PlanError;
 use crate::plan::{RankPlan, Shape};
 
+pub use choose::{Limits, ORDERED, Way, choose, ways};
 pub use outcome::{Load, Outcome, Transfer};
 
 /// How fast a rank works on its own memory.
