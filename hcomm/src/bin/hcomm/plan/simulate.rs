@@ -1,16 +1,15 @@
 //! `hcomm plan simulate`: an operation on a cluster that is described in a file.
 
-use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Args;
 use hcomm::RankGraph;
-use hcomm_coll::algorithms::{Algorithm, Params, by_name, over_wires};
-use hcomm_coll::plan::{Shape, Task};
-use hcomm_coll::simulate::{self, Outcome, Rates, Transfer};
+use hcomm_coll::algorithms::{Algorithm, Ordered, Params, by_name, over_wires};
+use hcomm_coll::plan::Shape;
+use hcomm_coll::simulate::{self, Outcome, Rates, Transfer, Way};
 use hcomm_topo::Grouping;
-use hcomm_types::{DataType, Error, ErrorKind, Rank, Reduction, Result};
+use hcomm_types::{DataType, Error, ErrorKind, Reduction, Result};
 use serde_json::{Value, json};
 
 use super::{PlanOp, ShapeArgs};
@@ -18,11 +17,11 @@ use crate::sizes::parse_bytes;
 use crate::{output, topo};
 
 /// Tasks of all ranks, up to which algorithms are compared where none is named.
-const COMPARED_TASKS: usize = 4_000_000;
+const COMPARED_TASKS: u64 = 4_000_000;
 
 /// Pairs of ranks that talk to each other, up to which algorithms are compared: where all meet on the same
 /// wires, each message changes what all others get.
-const COMPARED_PAIRS: usize = 100_000;
+const COMPARED_PAIRS: u64 = 100_000;
 
 /// Ranks up to which all of them are tried as one group, too.
 const ONE_GROUP: u32 = 256;
@@ -69,6 +68,10 @@ pub(crate) struct SimulateArgs {
     /// the graph knows]
     #[arg(long, value_delimiter = ',')]
     groups: Vec<u32>,
+    /// Take ranks in the order that loads the wires least, instead of that of their numbers; where no
+    /// algorithm is named, both are tried
+    #[arg(long)]
+    fit: bool,
     /// Scratch memory of each rank
     #[arg(long, default_value = "400M", value_parser = parse_bytes)]
     scratch: u64,
@@ -101,10 +104,8 @@ pub(crate) fn simulate(args: &SimulateArgs) -> Result<u8> {
     let shape = args.shape(&graph)?;
     let groupings = args.groupings(&graph, &shape)?;
     let rates = args.rates();
-    let run = |way: &Way<'_>| {
-        let params = args.params(way.grouping);
-        let plan = |rank| hcomm_coll::algorithms::plan_rank(way.algorithm, &shape, &params, rank);
-        simulate::simulate(&graph, &shape, rates, plan)
+    let run = |way: &Way| {
+        way.run(&graph, &shape, rates)
             .map_err(|error| Error::new(ErrorKind::InvalidArgument, error.to_string()))
     };
     let named: Option<&dyn Algorithm> = args.algo.as_deref().map(named).transpose()?;
@@ -113,11 +114,28 @@ pub(crate) fn simulate(args: &SimulateArgs) -> Result<u8> {
         // Others do the same whatever the groups.
         let by_groups = algorithm.by_groups();
         let groupings = &groupings[..if by_groups { groupings.len() } else { 1 }];
-        ways.extend(groupings.iter().map(|grouping| Way {
+        let plain = groupings.iter().map(|grouping| Way {
             algorithm,
-            grouping,
-            by_groups,
-        }));
+            params: args.params(grouping),
+            groups: by_groups.then(|| grouping.name.as_str().into()),
+            order: None,
+        });
+        for way in plain {
+            let fitted = args.fitted(&graph, &way, &shape);
+            if !args.fit || named.is_none() {
+                ways.push(way);
+            }
+            ways.extend(fitted);
+        }
+    }
+    if ways.is_empty() && args.fit {
+        return Err(Error::new(
+            ErrorKind::InvalidArgument,
+            "--fit finds no order for this: it is for all_reduce, reduce, broadcast and barrier, of \
+             algorithms without groups and up to 128 ranks, where another order than that of the numbers \
+             loads the wires less; leave it out"
+                .to_owned(),
+        ));
     }
     let (mut compared, mut left_out) = (Vec::new(), Vec::new());
     let alone = ways.len() == 1;
@@ -125,7 +143,7 @@ pub(crate) fn simulate(args: &SimulateArgs) -> Result<u8> {
     let patience = if named.is_some() { 16 } else { 1 };
     let (most_tasks, most_pairs) = (COMPARED_TASKS * patience, COMPARED_PAIRS * patience);
     for way in ways {
-        match args.tasks(&way, &shape) {
+        match way.size(&shape) {
             Ok((tasks, pairs)) if alone || tasks <= most_tasks && pairs <= most_pairs => {
                 match run(&way) {
                     Ok(outcome) => compared.push((way.name(), outcome)),
@@ -140,7 +158,7 @@ pub(crate) fn simulate(args: &SimulateArgs) -> Result<u8> {
                      name one"
                 ),
             )),
-            Err(why) => left_out.push((way.name(), why)),
+            Err(error) => left_out.push((way.name(), error.to_string())),
         }
     }
     compared.sort_by_key(|(_, outcome)| outcome.total_ps);
@@ -165,24 +183,6 @@ pub(crate) fn simulate(args: &SimulateArgs) -> Result<u8> {
         in_words(&name, &outcome, &shape, &others)
     };
     output::print(&text).map(|_| 0)
-}
-
-/// An algorithm and the groups that it goes by.
-struct Way<'a> {
-    algorithm: &'static dyn Algorithm,
-    grouping: &'a Grouping,
-    by_groups: bool,
-}
-
-impl Way<'_> {
-    fn name(&self) -> String {
-        let name = self.algorithm.name();
-        if self.by_groups {
-            format!("{name} by {}", self.grouping.name)
-        } else {
-            name.to_owned()
-        }
-    }
 }
 
 /// Algorithms that may be compared: plans of collectives, which wires carry.
@@ -262,18 +262,21 @@ impl SimulateArgs {
         }
     }
 
-    /// About how many tasks all ranks have, and how many pairs talk; or why there is no plan.
-    fn tasks(&self, way: &Way<'_>, shape: &Shape) -> std::result::Result<(usize, usize), String> {
-        let params = self.params(way.grouping);
-        let first = hcomm_coll::algorithms::plan_rank(way.algorithm, shape, &params, Rank(0));
-        let first = first.map_err(|error| error.to_string())?;
-        let tasks = first.threads.iter().flatten();
-        let peers: BTreeSet<Rank> = tasks.filter_map(Task::peer).collect();
-        let ranks = shape.ranks as usize;
-        Ok((
-            first.task_count().saturating_mul(ranks),
-            peers.len().saturating_mul(ranks),
-        ))
+    /// The same with ranks in the order that the graph fits to what is sent: if it is asked for, or
+    /// nothing is and all are compared.
+    fn fitted(&self, graph: &RankGraph, way: &Way, shape: &Shape) -> Option<Way> {
+        let is_tried = (self.fit || self.algo.is_none())
+            && way.groups.is_none()
+            && shape.ranks <= simulate::ORDERED;
+        if !is_tried {
+            return None;
+        }
+        // Why there is no plan is said beside the plain way.
+        let order = Ordered::fitted(graph, way.algorithm, shape, &way.params).ok()??;
+        Some(Way {
+            order: Some(order),
+            ..way.clone()
+        })
     }
 
     const fn rates(&self) -> Rates {
