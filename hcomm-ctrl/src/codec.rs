@@ -61,6 +61,10 @@ impl Writer {
         self.u16(address.port())
     }
 
+    pub(crate) fn length_so_far(&self) -> usize {
+        self.0.len()
+    }
+
     pub(crate) fn into_bytes(self) -> Vec<u8> {
         self.0
     }
@@ -73,6 +77,11 @@ pub(crate) struct Reader<'a>(&'a [u8]);
 impl<'a> Reader<'a> {
     pub(crate) const fn new(bytes: &'a [u8]) -> Self {
         Self(bytes)
+    }
+
+    /// All that is left.
+    pub(crate) const fn rest(&self) -> &'a [u8] {
+        self.0
     }
 
     pub(crate) fn raw(&mut self, length: usize, what: &'static str) -> Result<&'a [u8], Malformed> {

@@ -28,7 +28,8 @@ const PATIENCE: Duration = Duration::from_secs(15);
 pub(crate) enum Target {
     /// One of these.
     Fixed(Vec<SocketAddr>),
-    /// By name, asked for anew at each round: the name may appear later than we do.
+    /// By name, asked for anew at each round: the name may appear later than we do. Of several ports
+    /// all are tried.
     Named(RootAddress),
 }
 
@@ -285,11 +286,21 @@ impl Dial {
         if self.round.is_empty() {
             self.round = match &self.call.target {
                 Target::Fixed(addresses) => addresses.clone(),
-                Target::Named(root) => self
-                    .outside
-                    .network
-                    .resolve(root.host(), root.port())
-                    .map_err(|error| Problem::Unresolved(error.to_string()))?,
+                Target::Named(root) => {
+                    let network = &self.outside.network;
+                    let resolved = network
+                        .resolve(root.host(), root.port())
+                        .map_err(|error| Problem::Unresolved(error.to_string()))?;
+                    let at = |port| {
+                        let with = |ip: &SocketAddr| {
+                            let mut address = *ip;
+                            address.set_port(port);
+                            address
+                        };
+                        resolved.iter().map(with).collect::<Vec<_>>()
+                    };
+                    root.ports().flat_map(at).collect()
+                }
             };
             self.round.reverse();
         }

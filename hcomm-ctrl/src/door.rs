@@ -19,6 +19,13 @@ use crate::wire::{Challenge, Knock, Purpose, Refusal, Wire, WireError};
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Connections without proof beyond one for each expected rank.
 const SPARE_STRANGERS: usize = 64;
+/// Connections without proof at most, together with what their owner still needs of those that have
+/// given theirs. All are looked at whenever one has news, so many would cost more than they bring;
+/// the others wait where the system keeps them.
+pub(crate) const MOST_CONNECTIONS: usize = 160;
+/// A rank that connects among many is heard within this time. When there is no room, a connection
+/// that is older makes some; until then the newer ones wait where the system keeps them.
+const YOUNG: Duration = Duration::from_secs(1);
 /// Bytes that all connections without proof may have sent together.
 const MAX_STRANGER_BYTES: usize = 64 << 20;
 /// Connections accepted in one look.
@@ -71,7 +78,10 @@ pub(crate) struct Door {
     rank: Rank,
     /// In the order in which they came.
     strangers: Vec<Stranger>,
+    expected: usize,
     capacity: usize,
+    /// There was no room at the last look, and none will be made before this moment.
+    crowded_until: Option<Nanos>,
 }
 
 struct Stranger {
@@ -116,12 +126,21 @@ impl Door {
             purpose,
             rank,
             strangers: Vec::new(),
-            capacity: expected + SPARE_STRANGERS,
+            crowded_until: None,
+            expected,
+            capacity: (expected + SPARE_STRANGERS).min(MOST_CONNECTIONS),
         }
     }
 
     pub(crate) fn local_addr(&self) -> SocketAddr {
         self.listener.local_addr()
+    }
+
+    /// Leaves room for this many connections that are not strangers any more.
+    pub(crate) fn leave_room(&mut self, others: usize) {
+        self.capacity = (self.expected + SPARE_STRANGERS)
+            .min(MOST_CONNECTIONS.saturating_sub(others))
+            .max(SPARE_STRANGERS);
     }
 
     /// Accepts, listens to the strangers, and tells what came of it.
@@ -159,7 +178,8 @@ impl Door {
     }
 
     pub(crate) fn interests<'a>(&'a self, wanted: &mut Vec<Interest<'a>>) {
-        wanted.extend(self.listener.fd().map(|fd| Interest {
+        let listener = self.listener.fd().filter(|_| self.crowded_until.is_none());
+        wanted.extend(listener.map(|fd| Interest {
             fd,
             readable: true,
             writable: false,
@@ -168,17 +188,26 @@ impl Door {
     }
 
     pub(crate) fn next_wake(&self) -> Deadline {
-        self.strangers.first().map_or(Deadline::NEVER, |oldest| {
-            Deadline::at(oldest.since + PATIENCE)
-        })
+        let oldest = self.strangers.first().map(|oldest| oldest.since + PATIENCE);
+        let moments = oldest.into_iter().chain(self.crowded_until);
+        moments.min().map_or(Deadline::NEVER, Deadline::at)
+    }
+
+    fn is_full(&self) -> bool {
+        self.strangers.len() >= self.capacity
     }
 
     fn accept(&mut self, now: Nanos) -> io::Result<()> {
         for _ in 0..ACCEPTS_PER_LOOK {
+            let room_at = self.strangers.first().map(|oldest| oldest.since + YOUNG);
+            self.crowded_until = room_at.filter(|&at| self.is_full() && now < at);
+            if self.crowded_until.is_some() {
+                break;
+            }
             let Some((stream, peer)) = self.listener.accept()? else {
                 break;
             };
-            if self.strangers.len() >= self.capacity {
+            if self.is_full() {
                 // A rank proves itself within moments of connecting; the oldest is the least
                 // likely to be one. If it is one after all, it tries again.
                 let oldest = self.strangers.remove(0);

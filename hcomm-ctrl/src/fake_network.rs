@@ -10,14 +10,14 @@ use std::time::Duration;
 use hcomm_types::Nanos;
 
 use crate::net::{Listener, Network, Stream};
-use crate::outside::{Outside, Random};
+use crate::outside::{Interned, Outside, Random};
 
 /// Bytes that one direction of a connection holds.
 const PIPE_BYTES: usize = 64 << 10;
 
 /// The wires between all hosts. Cheap to clone.
 #[derive(Clone, Default)]
-pub(crate) struct Fabric(Arc<Mutex<State>>);
+pub(crate) struct Fabric(Arc<Mutex<State>>, Arc<Interned>);
 
 #[derive(Default)]
 struct State {
@@ -71,11 +71,14 @@ impl Fabric {
         let seed = seed_of(ip) ^ (state.hosts << 40);
         drop(state);
         Outside {
-            network: Arc::new(FakeNetwork {
-                fabric: self.clone(),
-                ip,
-            }),
-            random: Arc::new(Seeded(Mutex::new(seed))),
+            interned: Arc::clone(&self.1),
+            ..Outside::new(
+                Arc::new(FakeNetwork {
+                    fabric: self.clone(),
+                    ip,
+                }),
+                Arc::new(Seeded(Mutex::new(seed))),
+            )
         }
     }
 
@@ -150,7 +153,7 @@ impl State {
     }
 
     fn fresh_port(&mut self) -> u16 {
-        self.next_port += 1;
+        self.next_port = (self.next_port + 1) % 20_000;
         40_000 + self.next_port
     }
 }

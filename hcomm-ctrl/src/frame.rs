@@ -18,7 +18,7 @@
 //! after that carries an HMAC-SHA256 under a key made from the job key, the purpose and both
 //! nonces, over the direction, a counter, the header and the SHA-256 of the body: no frame can be
 //! replayed, reordered, or sent back to its author. The detour over a digest lets a root hash the
-//! roster once, and not once for each rank.
+//! part of the roster once, and not once for each rank it goes to.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ use crate::job_key::{SessionId, authenticate};
 
 pub(crate) const MAGIC: [u8; 4] = *b"HCMC";
 /// Version of the frames and of what is said in them.
-pub const PROTOCOL_VERSION: u16 = 1;
+pub const PROTOCOL_VERSION: u16 = 2;
 pub(crate) const HEADER_BYTES: usize = 16;
 pub(crate) const MAC_BYTES: usize = 32;
 const NO_RANK: u32 = u32::MAX;
@@ -69,19 +69,25 @@ frame_types! {
     Refusal = 3, 1024;
     /// Client to server: who it is. The first sealed frame.
     Hello = 16, 512 << 10;
-    /// Root to members: who is still missing.
+    /// Down the tree: who is still missing.
     Progress = 17, 1 << 20;
-    /// Root to members: everybody's hello.
+    /// Down the tree: what some of the ranks have said about themselves.
     Roster = 18, 1 << 30;
-    /// Member to root: has the roster.
-    Ack = 19, 0;
-    /// Root to members: everybody has the roster.
+    /// Up the tree: who has the whole list of ranks.
+    Ack = 19, (8 << 20) + 4;
+    /// Down the tree: everybody has it.
     Done = 20, 0;
-    /// Either way: start-up has failed, and why.
+    /// Down the tree: start-up has failed, and why.
     Failure = 21, 64 << 10;
-    /// Member to root: its deadline has passed, and it waits to hear what everybody hears.
-    Overdue = 22, 0;
-    /// Mesh, server to client: the link is up.
+    /// Up the tree: whose deadline has passed; it waits to hear what everybody hears.
+    Overdue = 22, 4;
+    /// Root to a rank: where its place in the tree is.
+    Place = 23, 4096;
+    /// Up the tree: a rank was lost or cannot go on, and why.
+    Trouble = 24, 64 << 10;
+    /// Up the tree: this rank goes elsewhere, which is no loss.
+    Leave = 25, 0;
+    /// Mesh and tree, server to client: the link is up.
     Welcome = 32, 0;
     /// Mesh: a message for the layers above.
     Message = 33, (64 << 20) + 2;
@@ -107,6 +113,22 @@ pub(crate) struct Frame {
     /// Rank that the sender claims.
     pub(crate) rank: Option<Rank>,
     pub(crate) body: Vec<u8>,
+    /// SHA-256 of the body of a sealed frame.
+    digest: [u8; 32],
+}
+
+impl Frame {
+    pub(crate) const fn digest(&self) -> &[u8; 32] {
+        &self.digest
+    }
+
+    /// The body of a sealed frame, on its way to others: it is not hashed again.
+    pub(crate) fn into_body(self) -> Body {
+        Body {
+            bytes: self.body.into(),
+            digest: self.digest,
+        }
+    }
 }
 
 /// A body on its way out, with its digest. Cheap to clone.
@@ -114,6 +136,13 @@ pub(crate) struct Frame {
 pub(crate) struct Body {
     pub(crate) bytes: Arc<[u8]>,
     digest: [u8; 32],
+}
+
+impl Body {
+    /// SHA-256 of it.
+    pub(crate) const fn digest(&self) -> &[u8; 32] {
+        &self.digest
+    }
 }
 
 impl From<Vec<u8>> for Body {
@@ -214,9 +243,8 @@ impl Seal {
     }
 
     /// Whether this is the MAC of the next frame; compares in constant time.
-    fn check(&mut self, header: &[u8], body: &[u8], mac: [u8; MAC_BYTES]) -> bool {
-        let digest = Sha256::digest(body).into();
-        let fits = self.compute(header, &digest) == hmac::digest::CtOutput::new(mac.into());
+    fn check(&mut self, header: &[u8], digest: &[u8; 32], mac: [u8; MAC_BYTES]) -> bool {
+        let fits = self.compute(header, digest) == hmac::digest::CtOutput::new(mac.into());
         if fits {
             self.counter += 1;
         }
@@ -302,11 +330,13 @@ pub(crate) fn decode(
         return Ok(None);
     };
     let mut taken = HEADER_BYTES + length;
+    let mut digest = [0; 32];
     if kind.is_sealed() {
         let Some(mac) = rest.first_chunk::<MAC_BYTES>() else {
             return Ok(None);
         };
-        if !seal.is_some_and(|seal| seal.check(header, body, *mac)) {
+        digest = Sha256::digest(body).into();
+        if !seal.is_some_and(|seal| seal.check(header, &digest, *mac)) {
             return Err(FrameError::WrongMac { claimed: rank });
         }
         taken += MAC_BYTES;
@@ -316,8 +346,21 @@ pub(crate) fn decode(
         kind,
         rank,
         body: body.to_vec(),
+        digest,
     };
     Ok(Some((frame, taken)))
+}
+
+/// A frame as it comes out of a connection.
+#[cfg(test)]
+pub(crate) fn sealed(kind: FrameType, body: Body) -> Frame {
+    Frame {
+        version: PROTOCOL_VERSION,
+        kind,
+        rank: None,
+        digest: body.digest,
+        body: body.bytes.to_vec(),
+    }
 }
 
 /// Bytes for an error text: as text where they are text.

@@ -4,6 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::task::Poll;
+use std::time::Duration;
 
 use hcomm_data::{Domain, Engine, Slice, Thread};
 use hcomm_topo::{Allowed, EndpointFacts, RankFacts, RankGraph};
@@ -224,12 +225,47 @@ struct Joining {
     who: Who,
     settings: Settings,
     cluster: Option<Arc<Cluster>>,
+    /// What was found and is used.
+    transport_names: String,
     endpoints: Option<Endpoints>,
     group: Option<Arc<Group>>,
     surroundings: Surroundings,
     listener: Option<MeshListener>,
     bootstrap: Option<Bootstrap>,
     step: Step,
+    clock: Arc<dyn Waiter>,
+    /// When each step from paths on was reached.
+    reached: Vec<(Step, Nanos)>,
+}
+
+/// Start-up that takes longer after the list of ranks was there says where the time went; until
+/// then bootstrap does.
+const SLOW: Duration = Duration::from_secs(10);
+
+/// Where the time went, from step to step up to `end`, if it was much.
+fn slow_steps(reached: &[(Step, Nanos)], end: Nanos) -> Option<String> {
+    let (_, began) = *reached.first()?;
+    let whole = end.since(began);
+    if whole <= SLOW {
+        return None;
+    }
+    let ends = reached[1..].iter().map(|(_, at)| *at).chain([end]);
+    let parts: Vec<String> = reached
+        .iter()
+        .zip(ends)
+        .map(|((step, at), end)| {
+            let name = match step {
+                Step::Ready => "channels".to_owned(),
+                step => step.to_string(),
+            };
+            format!("{name} {:.1} s", end.since(*at).as_secs_f64())
+        })
+        .collect();
+    Some(format!(
+        "start-up took {:.1} s after the list of ranks had come: {}",
+        whole.as_secs_f64(),
+        parts.join(", ")
+    ))
 }
 
 impl Joining {
@@ -252,12 +288,15 @@ impl Joining {
             who,
             settings: settings.clone().with_cluster(cluster.clone()),
             cluster,
+            transport_names: names_of(transports),
             endpoints: Some(Endpoints::list(transports, settings)?),
             group,
             listener: Some(MeshListener::bind(&outside, settings)?),
             surroundings: surroundings.clone(),
             bootstrap: None,
             step: Step::Handshake,
+            clock: Arc::clone(&waiter),
+            reached: Vec::new(),
         };
         Ok((joining, waiter))
     }
@@ -272,10 +311,10 @@ impl Joining {
         let mut member = Member::new(rank, size, this_process(), &host.name, host.id.clone());
         member.local_rank = local_rank;
         member.settings = self.settings.to_agree_on();
-        if let Some(cluster) = &self.cluster {
-            let what = format!("a file with SHA-256 {}...", cluster.digest());
-            member.settings.push(("HCOMM_TOPOLOGY".to_owned(), what));
-        }
+        member.varying = vec![(
+            "the list of transports".to_owned(),
+            self.transport_names.clone(),
+        )];
         member.mesh = self
             .listener
             .iter()
@@ -309,7 +348,7 @@ impl Joining {
     fn begin(
         &mut self,
         waiter: &Arc<dyn Waiter>,
-        bootstrap: impl FnOnce(Outside, Member, std::time::Duration, Nanos) -> Result<Bootstrap>,
+        bootstrap: impl FnOnce(Outside, Member, Duration, Nanos) -> Result<Bootstrap>,
     ) -> Result<()> {
         let member = self.member()?;
         self.bootstrap = Some(bootstrap(
@@ -324,7 +363,7 @@ impl Joining {
     fn start(
         mut self,
         waiter: &Arc<dyn Waiter>,
-        bootstrap: impl FnOnce(Outside, Member, std::time::Duration, Nanos) -> Result<Bootstrap>,
+        bootstrap: impl FnOnce(Outside, Member, Duration, Nanos) -> Result<Bootstrap>,
     ) -> Result<Membership> {
         let rank = self.who.rank;
         let begun = self
@@ -341,6 +380,9 @@ impl Joining {
                 return Err(error);
             }
         }
+        if let Some(line) = slow_steps(&self.reached, self.clock.now()) {
+            tracing::warn!(%rank, size = membership.size(), "{line}");
+        }
         Ok(membership)
     }
 
@@ -348,6 +390,9 @@ impl Joining {
         if self.step != step {
             tracing::debug!(rank = %self.who.rank, %step, "start-up goes on");
             self.step = step;
+            if step >= Step::Paths {
+                self.reached.push((step, self.clock.now()));
+            }
         }
     }
 
@@ -485,6 +530,19 @@ impl Machine for Joining {
     }
 }
 
+/// Name and version of each transport in use.
+fn names_of(transports: &Transports) -> String {
+    let mut names: Vec<String> = transports
+        .used()
+        .map(|plugin| format!("{} {}", plugin.name(), plugin.version()))
+        .collect();
+    names.sort_unstable();
+    if names.is_empty() {
+        return "none".to_owned();
+    }
+    names.join(" + ")
+}
+
 fn rank_facts(rank: Rank, local_rank: u32, endpoints: Vec<EndpointFacts>) -> Result<RankFacts> {
     Ok(RankFacts {
         rank,
@@ -493,4 +551,24 @@ fn rank_facts(rank: Rank, local_rank: u32, endpoints: Vec<EndpointFacts>) -> Res
         local_rank,
         endpoints,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slow_steps_are_told_with_their_times() {
+        let at = |seconds: u64| Nanos(seconds * 1_000_000_000);
+        let reached = [
+            (Step::Paths, at(5)),
+            (Step::Resources, at(7)),
+            (Step::Ready, at(8)),
+        ];
+        assert_eq!(slow_steps(&reached, at(15)), None);
+        assert_eq!(
+            slow_steps(&reached, at(17)).unwrap(),
+            "start-up took 12.0 s after the list of ranks had come: paths 2.0 s, resources 1.0 s, channels 9.0 s"
+        );
+    }
 }

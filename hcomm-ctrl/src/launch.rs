@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
+use std::ops::RangeInclusive;
 use std::str::FromStr;
 
 use hcomm_types::{Error, ErrorKind, Rank, Result};
@@ -234,17 +235,19 @@ impl Family {
     }
 }
 
-/// Where rank 0 listens during start-up. `Display` and `FromStr` use `host:port`, with brackets
-/// around IPv6 addresses.
+/// Where rank 0 listens during start-up: at a port, or at the first one of several that is free.
+/// `Display` and `FromStr` use `host:port` or `host:first-last`, with brackets around IPv6 addresses.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct RootAddress {
     host: String,
     port: u16,
+    /// As large as `port` if there is only one.
+    last: u16,
 }
 
 impl RootAddress {
     pub(crate) const EXPECTED: &'static str =
-        "host:port or [IPv6 address]:port, with a port from 1 to 65535";
+        "host:port, host:first-last or [IPv6 address]:port, with ports from 1 to 65535";
 
     /// From its parts. The host is a name, or an IP address without brackets.
     #[must_use]
@@ -252,7 +255,15 @@ impl RootAddress {
         Self {
             host: host.into(),
             port,
+            last: port,
         }
+    }
+
+    /// At the first port from `port` to `last` that is free.
+    #[must_use]
+    pub fn up_to(mut self, last: u16) -> Self {
+        self.last = last.max(self.port);
+        self
     }
 
     /// Name or IP address.
@@ -261,10 +272,16 @@ impl RootAddress {
         &self.host
     }
 
-    /// Port.
+    /// Port, or the first one of several.
     #[must_use]
     pub const fn port(&self) -> u16 {
         self.port
+    }
+
+    /// All ports that it may be, in the order in which they are tried.
+    #[must_use]
+    pub fn ports(&self) -> RangeInclusive<u16> {
+        self.port..=self.last
     }
 
     /// The address, if the host is not a name.
@@ -325,10 +342,14 @@ impl RootAddress {
 impl fmt::Display for RootAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.host.parse::<Ipv6Addr>().is_ok() || self.host.contains(':') {
-            write!(f, "[{}]:{}", self.host, self.port)
+            write!(f, "[{}]:{}", self.host, self.port)?;
         } else {
-            write!(f, "{}:{}", self.host, self.port)
+            write!(f, "{}:{}", self.host, self.port)?;
         }
+        if self.last > self.port {
+            write!(f, "-{}", self.last)?;
+        }
+        Ok(())
     }
 }
 
@@ -353,17 +374,19 @@ impl FromStr for RootAddress {
             text: text.to_owned(),
         };
         let (host, port) = text.trim().rsplit_once(':').ok_or_else(refuse)?;
-        let port: u16 = port.parse().map_err(|_| refuse())?;
+        let (first, last) = port.split_once('-').unwrap_or((port, port));
+        let port: u16 = first.parse().map_err(|_| refuse())?;
+        let last: u16 = last.parse().map_err(|_| refuse())?;
         let host = match host.strip_prefix('[') {
             Some(inner) => inner.strip_suffix(']').ok_or_else(refuse)?,
             // Without brackets it could be an address whose last part was taken for the port.
             None if host.contains(':') => return Err(refuse()),
             None => host,
         };
-        if host.is_empty() || port == 0 || host.chars().any(char::is_whitespace) {
+        if host.is_empty() || port == 0 || last < port || host.chars().any(char::is_whitespace) {
             return Err(refuse());
         }
-        Ok(Self::new(host, port))
+        Ok(Self::new(host, port).up_to(last))
     }
 }
 
@@ -556,11 +579,26 @@ mod tests {
             "10.0.0.1:1",
             "[::1]:65535",
             "[fe80::1%3]:7",
+            "node:29500-29509",
+            "[::1]:1-2",
         ] {
             assert_eq!(text.parse::<RootAddress>().unwrap().to_string(), text);
         }
         for text in [
-            "", "a", "a:", ":1", "a:0", "a:65536", "::1:5", "[::1:5", "a b:1",
+            "",
+            "a",
+            "a:",
+            ":1",
+            "a:0",
+            "a:65536",
+            "::1:5",
+            "[::1:5",
+            "a b:1",
+            "a:5-4",
+            "a:1-",
+            "a:-1",
+            "a:1-65536",
+            "a:1-2-3",
         ] {
             assert!(text.parse::<RootAddress>().is_err(), "{text}");
         }

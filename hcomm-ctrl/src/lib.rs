@@ -23,6 +23,7 @@ mod layout;
 mod lending;
 mod link_setup;
 mod machine;
+mod mapped;
 mod membership;
 mod mesh;
 mod net;

@@ -21,6 +21,7 @@ use crate::group::Group;
 use crate::health::{Blocking, Health};
 use crate::layout::Layout;
 use crate::link_setup::{Home, LinkSetup, LinkStep, OFFER, PeerLink};
+use crate::mapped::maps_all;
 use crate::mesh::{LinkState, Mesh};
 use crate::settings::Settings;
 use crate::tuning::Tuning;
@@ -583,22 +584,9 @@ impl Shared {
 
     /// See [`Membership::maps_all`].
     pub(crate) fn has_mapped_all(&self) -> bool {
-        *self.maps_all.get_or_init(|| self.maps_all())
-    }
-
-    fn maps_all(&self) -> bool {
-        let maps = |rank: usize, endpoint: u32| self.mapping[rank] == Some(endpoint);
-        let all = 0..self.graph.size() as usize;
-        all.clone().all(|from| self.mapping[from].is_some())
-            && all.clone().all(|from| {
-                (from + 1..all.end).all(|to| {
-                    let [a, b] = [from, to].map(Rank::from_index);
-                    self.graph.choose(a, b, &self.allowed).is_ok_and(|choice| {
-                        let link = choice.link;
-                        maps(from, link.from_endpoint) && maps(to, link.to_endpoint)
-                    })
-                })
-            })
+        *self
+            .maps_all
+            .get_or_init(|| maps_all(&self.graph, &self.mapping, &self.allowed))
     }
 
     /// All memory as the device of a link knows it: what another device has allocated is

@@ -8,7 +8,7 @@ mod tests;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use hcomm_topo::{Family, InterfaceFilter};
@@ -22,8 +22,7 @@ use crate::dial::{self, Answer, Dial, Problem, Target};
 use crate::door::{Door, Event};
 use crate::endpoint::this_host;
 use crate::frame::{Body, Frame, FrameType};
-use crate::job_key::{JobKey, SessionId};
-use crate::net::Listener;
+use crate::net::{Listener, listen_everywhere};
 use crate::outside::Outside;
 use crate::settings::Settings;
 use crate::wire::{Purpose, Wire, WireError};
@@ -80,16 +79,7 @@ impl MeshListener {
     /// As [`bind`](Self::bind), with the choice made: `seen` to tell the address that the root
     /// sees, and then those of `reachable_at`.
     pub(crate) fn listen(outside: &Outside, seen: bool, reachable_at: &[IpAddr]) -> Result<Self> {
-        // One socket for both IP versions, where there are two.
-        let [dual, v4] = [
-            IpAddr::from(Ipv6Addr::UNSPECIFIED),
-            IpAddr::from(Ipv4Addr::UNSPECIFIED),
-        ]
-        .map(|ip| SocketAddr::new(ip, 0));
-        let listener = outside
-            .network
-            .listen(dual)
-            .or_else(|_| outside.network.listen(v4))
+        let listener = listen_everywhere(&*outside.network)
             .map_err(|error| Error::system("listen for links of other ranks", error))?;
         let port = listener.local_addr().port();
         let seen = seen.then_some(IpAddr::from(Ipv4Addr::UNSPECIFIED));
@@ -151,10 +141,7 @@ pub enum LinkState {
 pub struct Mesh {
     outside: Outside,
     rank: Rank,
-    key: JobKey,
-    session: SessionId,
-    /// Where each rank accepts links.
-    addresses: Vec<Vec<SocketAddr>>,
+    roster: Roster,
     /// Until we close.
     door: Option<Door>,
     links: BTreeMap<Rank, Link>,
@@ -204,9 +191,7 @@ impl Mesh {
         Self {
             outside,
             rank,
-            key: roster.key().clone(),
-            session: roster.session(),
-            addresses: roster.members().iter().map(|m| m.mesh.clone()).collect(),
+            roster: roster.clone(),
             door: Some(door),
             links: BTreeMap::new(),
             given_up: None,
@@ -220,13 +205,13 @@ impl Mesh {
     /// # Errors
     /// There is no such peer, or this mesh is closed.
     pub fn request(&mut self, peer: Rank) -> Result<()> {
-        if peer == self.rank || peer.index() >= self.addresses.len() {
+        if peer == self.rank || peer.0 >= self.roster.size() {
             return Err(Error::new(
                 ErrorKind::InvalidArgument,
                 format!(
                     "rank {} has no control link to rank {peer} of {}",
                     self.rank,
-                    self.addresses.len()
+                    self.roster.size()
                 ),
             ));
         }
@@ -241,9 +226,9 @@ impl Mesh {
         }
         let connection = if self.rank < peer {
             let call = dial::Call {
-                target: Target::Fixed(self.addresses[peer.index()].clone()),
-                base: *self.key.as_bytes(),
-                session: Some(self.session),
+                target: Target::Fixed(self.roster.mesh_of(peer)),
+                base: *self.roster.key().as_bytes(),
+                session: Some(self.roster.session()),
                 purpose: Purpose::Mesh,
                 own: self.rank,
                 peer,
@@ -696,7 +681,7 @@ impl fmt::Debug for Mesh {
         let states = self.links.iter().map(|(peer, link)| (peer.0, &link.state));
         f.debug_struct("Mesh")
             .field("rank", &self.rank)
-            .field("session", &self.session)
+            .field("session", &self.roster.session())
             .field("links", &states.collect::<BTreeMap<_, _>>())
             .finish_non_exhaustive()
     }

@@ -116,6 +116,17 @@ impl Network for TcpNetwork {
     }
 }
 
+/// Listens at all addresses of this host, at a port that the system chooses: with one socket for
+/// both IP versions, where there are two.
+pub(crate) fn listen_everywhere(network: &dyn Network) -> io::Result<Box<dyn Listener>> {
+    let [dual, v4] = [
+        IpAddr::from(Ipv6Addr::UNSPECIFIED),
+        IpAddr::from(Ipv4Addr::UNSPECIFIED),
+    ]
+    .map(|ip| SocketAddr::new(ip, 0));
+    network.listen(dual).or_else(|_| network.listen(v4))
+}
+
 /// Whether descriptors have run out, here or in the whole system.
 pub(crate) fn is_out_of_descriptors(error: &io::Error) -> bool {
     matches!(

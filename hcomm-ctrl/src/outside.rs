@@ -1,11 +1,14 @@
 //! What the control plane sees of the outside: network, random bytes, and how to wait.
 
+use std::collections::HashMap;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, Weak};
 
 use hcomm_transport::{SystemWaiter, WaitPolicy, Waiter};
 use hcomm_types::Result;
 
+use crate::bootstrap::{Member, Part};
+use crate::membership::lock;
 use crate::net::{Network, TcpNetwork};
 
 /// Source of random bytes.
@@ -33,15 +36,56 @@ pub struct Outside {
     pub network: Arc<dyn Network>,
     /// Where keys and nonces come from.
     pub random: Arc<dyn Random>,
+    /// What ranks of one process are told alike, they hold once.
+    pub(crate) interned: Arc<Interned>,
+}
+
+/// Lists of ranks, by the digest of what was said.
+#[derive(Default)]
+pub(crate) struct Interned(Mutex<Lists>);
+
+#[derive(Default)]
+struct Lists {
+    parts: HashMap<[u8; 32], Weak<Part>>,
+    whole: HashMap<[u8; 32], Weak<[Member]>>,
+}
+
+impl Interned {
+    pub(crate) fn part(&self, digest: &[u8; 32]) -> Option<Arc<Part>> {
+        lock(&self.0).parts.get(digest)?.upgrade()
+    }
+
+    pub(crate) fn keep_part(&self, digest: [u8; 32], part: &Arc<Part>) {
+        let mut lists = lock(&self.0);
+        lists.parts.retain(|_, part| part.strong_count() > 0);
+        lists.parts.insert(digest, Arc::downgrade(part));
+    }
+
+    pub(crate) fn whole(&self, digest: [u8; 32]) -> Option<Arc<[Member]>> {
+        lock(&self.0).whole.get(&digest)?.upgrade()
+    }
+
+    pub(crate) fn keep_whole(&self, digest: [u8; 32], whole: &Arc<[Member]>) {
+        let mut lists = lock(&self.0);
+        lists.whole.retain(|_, whole| whole.strong_count() > 0);
+        lists.whole.insert(digest, Arc::downgrade(whole));
+    }
 }
 
 impl Outside {
     /// The real ones.
     #[must_use]
     pub fn system() -> Self {
+        Self::new(Arc::new(TcpNetwork), Arc::new(SystemRandom))
+    }
+
+    /// From its parts.
+    #[must_use]
+    pub fn new(network: Arc<dyn Network>, random: Arc<dyn Random>) -> Self {
         Self {
-            network: Arc::new(TcpNetwork),
-            random: Arc::new(SystemRandom),
+            network,
+            random,
+            interned: Arc::default(),
         }
     }
 

@@ -33,7 +33,7 @@ pub const DEFAULT_BUFFER_BYTES: u64 = 16 << 20;
 pub const VARIABLES: [Variable; 13] = [
     Variable {
         name: "HCOMM_BUFFER_BYTES",
-        meaning: "size of a communicator's own buffer: a number, with K, M or G for powers of 1024",
+        meaning: "size of a communicator's own buffer: a number, with K, M or G for powers of 1024; the same on all ranks",
         default: "16M",
         known_as: &["HCCL_BUFFSIZE", "NCCL_BUFFSIZE"],
     },
@@ -75,7 +75,7 @@ pub const VARIABLES: [Variable; 13] = [
     },
     Variable {
         name: "HCOMM_ROOT",
-        meaning: "where rank 0 listens during start-up: host:port or [address]:port",
+        meaning: "where rank 0 listens during start-up: host:port or [address]:port; host:first-last for the first free port of several, with a job key",
         default: "MASTER_ADDR with MASTER_PORT, or the port after it under torchrun",
         known_as: &["NCCL_COMM_ID"],
     },
@@ -93,7 +93,7 @@ pub const VARIABLES: [Variable; 13] = [
     },
     Variable {
         name: "HCOMM_TRANSPORTS",
-        meaning: "transport plugins to use: shm,roce; or all but some: ^tcp",
+        meaning: "transport plugins to use: shm,roce; or all but some: ^tcp; the same on all ranks",
         default: "all that are found",
         known_as: &["NCCL_NET"],
     },
@@ -427,7 +427,8 @@ impl Settings {
 
     /// The settings on which all ranks of a communicator must agree, as name and value.
     #[must_use]
-    pub fn to_agree_on(&self) -> Vec<(String, String)> {
+    pub fn to_agree_on(&self) -> Arc<[(String, String)]> {
+        let not_set = || "not set".to_owned();
         [
             ("HCOMM_BUFFER_BYTES", self.buffer_bytes.to_string()),
             ("HCOMM_CONNECT_TIMEOUT", seconds(self.connect_timeout)),
@@ -436,9 +437,25 @@ impl Settings {
                 u8::from(self.deterministic).to_string(),
             ),
             ("HCOMM_EXEC_TIMEOUT", seconds(self.exec_timeout)),
+            (
+                // Both ends of a link choose it for themselves.
+                "HCOMM_TRANSPORTS",
+                self.transports.clone().unwrap_or_else(not_set),
+            ),
+            (
+                // Wherever a rank found it: what is in it counts. Who has read it knows that.
+                "HCOMM_TOPOLOGY",
+                match &self.topology {
+                    None => not_set(),
+                    Some(Topology::File(paths)) => paths.clone(),
+                    Some(Topology::Known(cluster)) => {
+                        format!("a file with SHA-256 {}...", cluster.digest())
+                    }
+                },
+            ),
         ]
         .map(|(name, value)| (name.to_owned(), value))
-        .to_vec()
+        .into()
     }
 }
 

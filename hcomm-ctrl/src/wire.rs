@@ -50,6 +50,7 @@ pub(crate) struct Wire {
     written: usize,
     queued_bytes: usize,
     ended: bool,
+    reset: bool,
 }
 
 impl Wire {
@@ -65,6 +66,7 @@ impl Wire {
             written: 0,
             queued_bytes: 0,
             ended: false,
+            reset: false,
         }
     }
 
@@ -162,10 +164,18 @@ impl Wire {
                 Ok(Some(0)) => self.ended = true,
                 Ok(Some(count)) => budget = budget.saturating_sub(count),
                 // A reset is an end like any other.
-                Err(error) if is_reset(&error) => self.ended = true,
+                Err(error) if is_reset(&error) => {
+                    self.ended = true;
+                    self.reset = true;
+                }
                 Err(error) => return Err(error.into()),
             }
         }
+    }
+
+    /// Whether the end was none in good order: the other side may not have read what was sent.
+    pub(crate) const fn was_reset(&self) -> bool {
+        self.reset
     }
 
     /// Reads and drops whatever comes; whether the end has come.
@@ -230,6 +240,7 @@ fn is_reset(error: &io::Error) -> bool {
 pub(crate) enum Purpose {
     Bootstrap,
     Mesh,
+    Tree,
 }
 
 impl Purpose {
@@ -237,6 +248,7 @@ impl Purpose {
         match self {
             Self::Bootstrap => 1,
             Self::Mesh => 2,
+            Self::Tree => 3,
         }
     }
 
@@ -244,6 +256,7 @@ impl Purpose {
         match number {
             1 => Some(Self::Bootstrap),
             2 => Some(Self::Mesh),
+            3 => Some(Self::Tree),
             _ => None,
         }
     }
@@ -311,7 +324,7 @@ pub(crate) enum Refusal {
     WrongKey,
     /// It wants another session than the one served here.
     WrongSession,
-    /// It came to a mesh listener with a bootstrap's knock, or the other way round.
+    /// It came to a listener with a knock that is for another one.
     WrongPurpose,
     /// It said something that was not expected.
     Malformed,

@@ -16,6 +16,7 @@ mod needs;
 mod peers;
 mod report;
 mod soak;
+mod start_up;
 mod syscalls;
 mod test;
 
@@ -29,6 +30,7 @@ Run hcomm, built in release together with its transports:
   transports ARGUMENTS…  hcomm transports
   hcomm ARGUMENTS…       any other command of hcomm
   peers [ARGUMENTS…]     hcomm beside other libraries, in one run: peers --help
+  start-up               what start-up costs with up to 16,384 ranks: messages, bytes, time
   hosts up|run|down      two hosts of network namespaces, and jobs on them: hosts --help
 
 Check the source:
@@ -90,7 +92,8 @@ fn main() -> ExitCode {
         },
         ("loom", []) => loom::run(),
         ("miri", []) => miri::run(),
-        ("test" | "ci" | "tidy" | "abi" | "syscalls" | "loom" | "miri", _) => {
+        ("start-up", []) => start_up::run(),
+        ("test" | "ci" | "tidy" | "abi" | "syscalls" | "loom" | "miri" | "start-up", _) => {
             return wrong_usage(&format!("{name} does not know {}", options.join(" ")));
         }
         _ => return wrong_usage(&format!("unknown command {name:?}")),

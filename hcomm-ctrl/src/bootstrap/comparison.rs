@@ -1,5 +1,6 @@
 //! What a root compares, and the words in which it says what does not fit.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use hcomm_types::{ErrorKind, Rank};
@@ -37,13 +38,6 @@ pub(super) fn compare(
         );
         return mismatch(detail, same_build);
     }
-    if member.library_version != own.library_version {
-        let detail = format!(
-            "{who} runs hcomm {}, {root} runs hcomm {}",
-            member.library_version, own.library_version
-        );
-        return mismatch(detail, same_build);
-    }
     if member.size != own.size {
         let detail = format!(
             "{who} was started for {} ranks, {root} for {}",
@@ -71,11 +65,128 @@ pub(super) fn compare(
         );
         return mismatch(detail, "give each process its own rank (RANK)");
     }
-    let (name, ours, theirs) = disagreement(own, member)?;
-    mismatch(
-        format!("{name} is {theirs} at {who} and {ours} at {root}"),
-        &format!("give {name} the same value on all ranks"),
-    )
+    None
+}
+
+/// The name under which the version of the library is compared.
+const VERSION: &str = "the version of hcomm";
+/// Ranks and values that one line names before it says how many more there are.
+const SHOWN: usize = 8;
+
+/// Whether a rank has other settings than rank 0.
+pub(super) fn differs(own: &Member, other: &Member) -> bool {
+    own.library_version != other.library_version || own.settings != other.settings
+}
+
+/// All that differs between the ranks, by name.
+pub(super) fn differences<'a>(
+    own: &'a Member,
+    others: impl Iterator<Item = (&'a Member, SocketAddr)>,
+) -> Verdict {
+    let others: Vec<_> = others.collect();
+    let all = |member: &'a Member| {
+        let version = (VERSION, &*member.library_version);
+        let settings = member.settings.iter();
+        std::iter::once(version).chain(settings.map(|(name, value)| (&**name, &**value)))
+    };
+    let (lines, mut culprits) = compare_lists(own, &others, all);
+    culprits.sort_unstable();
+    culprits.dedup();
+    let names: Vec<&str> = lines.iter().map(|(name, _)| *name).collect();
+    let hint = match &names[..] {
+        [VERSION, ..] => "start all ranks with the same build of hcomm".to_owned(),
+        _ => format!("give {} the same value on all ranks", names.join(" and ")),
+    };
+    let lines: Vec<String> = lines.into_iter().map(|(_, line)| line).collect();
+    Verdict::new(ErrorKind::Mismatch, culprits, lines.join("; ")).hint(hint)
+}
+
+/// Warns of what differs though it may.
+pub(super) fn warn_of_varying<'a>(
+    own: &'a Member,
+    others: impl Iterator<Item = (&'a Member, SocketAddr)>,
+) {
+    let others: Vec<_> = others
+        .filter(|(member, _)| member.varying != own.varying)
+        .collect();
+    if others.is_empty() {
+        return;
+    }
+    let all = |member: &'a Member| {
+        let varying = member.varying.iter();
+        varying.map(|(name, value)| (&**name, &**value))
+    };
+    for (_, line) in compare_lists(own, &others, all).0 {
+        tracing::warn!("{line}");
+    }
+}
+
+/// Who has which value. Rank 0 does not know where its connection would come from.
+type ByValue<'a> = BTreeMap<&'a str, Vec<(&'a Member, Option<SocketAddr>)>>;
+
+/// A line for each name under which not all have the same value, and the ranks that differ. What
+/// most ranks have counts as right; if as many have another value, what rank 0 has.
+fn compare_lists<'a, L: Iterator<Item = (&'a str, &'a str)>>(
+    own: &'a Member,
+    others: &[(&'a Member, SocketAddr)],
+    all: impl Fn(&'a Member) -> L,
+) -> (Vec<(&'a str, String)>, Vec<Rank>) {
+    const NOT_SET: &str = "not set";
+    let mut values = BTreeMap::<&str, ByValue<'_>>::new();
+    let mut order = Vec::new();
+    let ranks = others.iter().map(|(member, peer)| (*member, Some(*peer)));
+    let ranks: Vec<_> = std::iter::once((own, None)).chain(ranks).collect();
+    for &(member, peer) in &ranks {
+        for (name, value) in all(member) {
+            let known = values.entry(name).or_insert_with(|| {
+                order.push(name);
+                ByValue::new()
+            });
+            known.entry(value).or_default().push((member, peer));
+        }
+    }
+    let (mut lines, mut culprits) = (Vec::new(), Vec::new());
+    for name in order {
+        let mut groups = values.remove(name).unwrap_or_default();
+        let having: usize = groups.values().map(Vec::len).sum();
+        if having < ranks.len() {
+            let without = ranks
+                .iter()
+                .filter(|(member, _)| all(member).all(|(known, _)| known != name));
+            groups.entry(NOT_SET).or_default().extend(without);
+        }
+        let has_root = |group: &[(&Member, _)]| group.iter().any(|(m, _)| m.rank == own.rank);
+        let right = groups
+            .iter()
+            .max_by_key(|(_, group)| (group.len(), has_root(group)))
+            .map(|(value, _)| *value);
+        let Some(right) = right.filter(|_| groups.len() > 1) else {
+            continue;
+        };
+        let mut odd: Vec<_> = groups
+            .iter()
+            .filter(|(value, _)| **value != right)
+            .flat_map(|(value, group)| group.iter().map(|(m, peer)| (*m, *peer, *value)))
+            .collect();
+        odd.sort_by_key(|(member, ..)| member.rank);
+        culprits.extend(odd.iter().map(|(member, ..)| member.rank));
+        let shown = odd.iter().take(SHOWN).map(|(member, peer, value)| {
+            let who = peer.map_or_else(|| describe_root(member), |peer| describe(member, peer));
+            format!("{value} at {who}")
+        });
+        let mut line = format!("{name} is {}", shown.collect::<Vec<_>>().join(", "));
+        if odd.len() > SHOWN {
+            line += &format!(", different at {} more ranks", odd.len() - SHOWN);
+        }
+        let like = &groups[right];
+        line += &match (like.len(), has_root(like)) {
+            (1, true) => format!(" and {right} at {}", describe_root(own)),
+            (count, true) => format!(" and {right} at all others ({count}, rank 0 among them)"),
+            (count, false) => format!(" and {right} at all others ({count})"),
+        };
+        lines.push((name, line));
+    }
+    (lines, culprits)
 }
 
 /// A rank with a loopback address only, where others on another host have to reach it.
@@ -120,20 +231,4 @@ pub(super) fn describe_root(own: &Member) -> String {
 
 fn place_of(member: &Member) -> String {
     format!("host {}, pid {}", member.host_name, member.process.pid)
-}
-
-/// The first setting that differs: name, our value, theirs.
-fn disagreement(own: &Member, other: &Member) -> Option<(String, String, String)> {
-    let value = |member: &Member, name: &str| {
-        member
-            .settings
-            .iter()
-            .find(|(known, _)| known == name)
-            .map_or_else(|| "not set".to_owned(), |(_, value)| value.clone())
-    };
-    own.settings
-        .iter()
-        .chain(&other.settings)
-        .map(|(name, _)| (name.clone(), value(own, name), value(other, name)))
-        .find(|(_, ours, theirs)| ours != theirs)
 }

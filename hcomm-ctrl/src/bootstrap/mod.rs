@@ -1,13 +1,22 @@
 //! Start-up: how ranks that know only one address come to know each other.
 //!
-//! Rank 0 listens. The others connect, prove the key of the job and say who they are. Rank 0
-//! compares, tells everybody who is still missing, and at last sends the list of all ranks; when
-//! all have it, all go on. Whatever goes wrong is told to everybody in the same words.
+//! Rank 0 listens. The others come there once: they prove the key of the job, say who they are, and
+//! are given a place in a tree, below rank 0 or below a rank that has come before. Rank 0 compares,
+//! and tells who is still missing and at last the list of all ranks down the tree; that all have it
+//! comes up the tree, and then all go on. Whatever goes wrong goes up to rank 0, and from there to
+//! everybody in the same words. So rank 0 holds few connections, and every rank but it sends and
+//! receives as many messages with many ranks as with few.
+//!
+//! A rank whose connection upwards ends, or says nothing for long, comes to rank 0 again, which
+//! takes it in itself; if the rank between the two was lost, the one above that says so.
 
+mod branches;
 mod comparison;
 mod join;
 mod member;
 mod root;
+mod roster;
+mod tree;
 mod verdict;
 
 #[cfg(test)]
@@ -23,7 +32,9 @@ use std::time::Duration;
 use hcomm_transport::Interest;
 use hcomm_types::{Deadline, Error, ErrorKind, Nanos, Rank, Result};
 
-pub use member::{LIBRARY_VERSION, Member, Roster};
+pub use member::{LIBRARY_VERSION, Member};
+pub(crate) use roster::Part;
+pub use roster::Roster;
 
 use crate::dial::{Problem, Target};
 use crate::frame::FrameType;
@@ -87,12 +98,64 @@ enum Role {
 struct Probe {
     outside: Outside,
     address: RootAddress,
+    /// The one of its ports that is taken.
+    port: u16,
     key: JobKey,
     member: Member,
     timeout: Duration,
     started: Nanos,
     until: Nanos,
     join: Join,
+}
+
+/// What a rank 0 begins with that was told an address.
+struct Start {
+    outside: Outside,
+    address: RootAddress,
+    key: JobKey,
+    member: Member,
+    timeout: Duration,
+    now: Nanos,
+}
+
+impl Start {
+    /// Listens at the first port that is free. When one is taken, it is looked by whom before the next
+    /// one is tried: it may be another rank 0 of the same job.
+    fn listen_from(self, port: u16) -> Result<Role> {
+        let Self {
+            outside,
+            address,
+            key,
+            member,
+            timeout,
+            now,
+        } = self;
+        match listen(&outside, &address, port) {
+            Ok(listener) => Ok(root_role(outside, listener, key, member, timeout, now)),
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+                tracing::debug!(%address, port, "the root's port is taken: looking by whom");
+                let whereabouts = Whereabouts {
+                    target: Target::Named(RootAddress::new(address.host(), port)),
+                    key: key.clone(),
+                    session: None,
+                };
+                let join = Join::new(outside.clone(), whereabouts, member.clone(), timeout, now)
+                    .with_patience(PROBE);
+                Ok(Role::Probe(Box::new(Probe {
+                    outside,
+                    address,
+                    port,
+                    key,
+                    member,
+                    timeout,
+                    started: now,
+                    until: now + PROBE,
+                    join,
+                })))
+            }
+            Err(error) => Err(root::cannot_listen(member.rank, &address, error)),
+        }
+    }
 }
 
 impl Bootstrap {
@@ -139,32 +202,16 @@ impl Bootstrap {
         now: Nanos,
     ) -> Result<Self> {
         check(&member, true)?;
-        let key = key.unwrap_or_else(|| public_key(address));
-        let role = match listen(&outside, address) {
-            Ok(listener) => root_role(outside, listener, key, member, timeout, now),
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-                tracing::debug!(%address, "the root's port is taken: looking by whom");
-                let whereabouts = Whereabouts {
-                    target: Target::Named(address.clone()),
-                    key: key.clone(),
-                    session: None,
-                };
-                let join = Join::new(outside.clone(), whereabouts, member.clone(), timeout, now)
-                    .with_patience(PROBE);
-                Role::Probe(Box::new(Probe {
-                    outside,
-                    address: address.clone(),
-                    key,
-                    member,
-                    timeout,
-                    started: now,
-                    until: now + PROBE,
-                    join,
-                }))
-            }
-            Err(error) => return Err(root::cannot_listen(member.rank, address, error)),
+        let key = job_key(address, key)?;
+        let start = Start {
+            outside,
+            address: address.clone(),
+            key,
+            member,
+            timeout,
+            now,
         };
-        Ok(Self::with(role))
+        start.listen_from(address.port()).map(Self::with)
     }
 
     /// Any other rank, with the root info of rank 0.
@@ -204,7 +251,7 @@ impl Bootstrap {
         check(&member, false)?;
         let whereabouts = Whereabouts {
             target: Target::Named(address.clone()),
-            key: key.unwrap_or_else(|| public_key(address)),
+            key: job_key(address, key)?,
             session: None,
         };
         let join = Join::new(outside, whereabouts, member, timeout, now);
@@ -256,7 +303,7 @@ impl Bootstrap {
             ) => Some(problem.to_string()),
             (Poll::Pending, Problem::NobodyListens) => {
                 // It has left by now, or was only a connection that used the port.
-                if let Ok(listener) = listen(&probe.outside, &probe.address) {
+                if let Ok(listener) = listen(&probe.outside, &probe.address, probe.port) {
                     self.role = root_role(
                         probe.outside.clone(),
                         listener,
@@ -276,17 +323,40 @@ impl Bootstrap {
             None if now >= probe.until => probe.join.describe(now),
             None => return Poll::Pending,
         };
+        if probe.port < *probe.address.ports().end() {
+            let start = Start {
+                outside: probe.outside.clone(),
+                address: probe.address.clone(),
+                key: probe.key.clone(),
+                member: probe.member.clone(),
+                timeout: probe.timeout,
+                now: probe.started,
+            };
+            match start.listen_from(probe.port + 1) {
+                Ok(role) => self.role = role,
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+            if let Role::Probe(probe) = &mut self.role {
+                probe.until = now + PROBE;
+            }
+            return self.poll(now);
+        }
+        let one = if probe.address.ports().len() == 1 {
+            "the port is taken"
+        } else {
+            "all these ports are taken, the last one"
+        };
         Poll::Ready(Err(Error::new(
             ErrorKind::System,
             format!(
-                "rank {} cannot listen at {}, because the port is taken: {taken}",
+                "rank {} cannot listen at {}, because {one}: {taken}",
                 probe.member.rank, probe.address
             ),
         )
         .at_rank(probe.member.rank)
         .blame_rank(probe.member.rank)
         .after(now.since(probe.started))
-        .hint("choose a free port with HCOMM_ROOT=host:port or MASTER_PORT; `ss -ltnp` shows who holds it")))
+        .hint("choose a free port with HCOMM_ROOT=host:port or MASTER_PORT, or several with HCOMM_ROOT=host:first-last; `ss -ltnp` shows who holds it")))
     }
 }
 
@@ -356,25 +426,39 @@ fn root_role(
 
 /// Listens at the address itself if that is one of this host; for a name, or an address that is
 /// translated on the way to us, at all addresses.
-fn listen(outside: &Outside, address: &RootAddress) -> io::Result<Box<dyn Listener>> {
+fn listen(outside: &Outside, address: &RootAddress, port: u16) -> io::Result<Box<dyn Listener>> {
     let network = &outside.network;
     if let Some(ip) = address.ip() {
-        return match network.listen(SocketAddr::new(ip, address.port())) {
+        return match network.listen(SocketAddr::new(ip, port)) {
             Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => {
-                network.listen(SocketAddr::new(any_address(ip), address.port()))
+                network.listen(SocketAddr::new(any_address(ip), port))
             }
             other => other,
         };
     }
     // A name means different addresses to different hosts; its own host often calls it 127.0.1.1.
-    let resolved = network.resolve(address.host(), address.port())?;
+    let resolved = network.resolve(address.host(), port)?;
     let like = resolved.first().ok_or_else(|| {
         io::Error::new(
             io::ErrorKind::NotFound,
             format!("{} has no address", address.host()),
         )
     })?;
-    network.listen(SocketAddr::new(any_address(like.ip()), address.port()))
+    network.listen(SocketAddr::new(any_address(like.ip()), port))
+}
+
+/// The key of the job. Where several jobs share a range of ports, only a key of its own keeps a rank
+/// from the root of another job.
+fn job_key(address: &RootAddress, key: Option<JobKey>) -> Result<JobKey> {
+    match key {
+        Some(key) => Ok(key),
+        None if address.ports().len() > 1 => Err(Error::new(
+            ErrorKind::InvalidArgument,
+            format!("the root is at one of several ports, {address}, and no job key is set: another job's root there could not be told from it"),
+        )
+        .hint("set HCOMM_JOB_KEY or HCOMM_JOB_KEY_FILE, or name one port")),
+        None => Ok(public_key(address)),
+    }
 }
 
 /// The key that everybody knows, with one warning a process where strangers could reach us.
@@ -420,6 +504,8 @@ fn check(member: &Member, is_root: bool) -> Result<()> {
     let hello = member::Hello {
         attempt: 0,
         member: member.clone(),
+        port: 0,
+        orphaned_by: None,
     };
     let length = hello.encode().len();
     let limit = FrameType::Hello.limit();

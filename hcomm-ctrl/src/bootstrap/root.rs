@@ -1,5 +1,5 @@
-//! Rank 0's side of start-up: gathers the hellos, compares them, and gives everybody the roster
-//! or the reason why there is none.
+//! Rank 0's side of start-up: gathers the hellos, compares them, gives every rank its place in the
+//! tree, and then sends all the roster, or the reason why there is none, down the tree.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -10,16 +10,22 @@ use std::time::Duration;
 use hcomm_transport::Interest;
 use hcomm_types::{Deadline, Error, ErrorKind, Nanos, Rank, Result};
 
-use super::comparison::{Claim, compare, describe, describe_root, unreachable};
-use super::member::{Hello, Member, Roster, place};
-use super::verdict::{Progress, Verdict, name_ranks};
+use super::branches::{Branches, News};
+use super::comparison::{
+    Claim, compare, describe, describe_root, differences, differs, unreachable, warn_of_varying,
+};
+use super::member::{Hello, Member, Place, place};
+use super::roster::{Roster, split};
+use super::tree::Tree;
+use super::verdict::{Progress, Trouble, Verdict, name_ranks, read_ranks};
 use super::{Step, Times};
-use crate::door::{Door, Event};
+use crate::codec::Reader;
+use crate::door::{Door, Event, MOST_CONNECTIONS};
 use crate::frame::{Body, Frame, FrameType, PROTOCOL_VERSION};
 use crate::job_key::{JobKey, SessionId};
 use crate::net::{Listener, is_out_of_descriptors};
 use crate::outside::Outside;
-use crate::wire::{Purpose, Wire, WireError};
+use crate::wire::{Purpose, Wire};
 
 /// How long a root that has failed stays, so that ranks that come later hear why.
 const GRACE: Duration = Duration::from_secs(3);
@@ -28,6 +34,13 @@ const LAST_GRACE: Duration = Duration::from_millis(500);
 /// How often members hear who is missing, at least and at most.
 const PROGRESS_EVERY: Duration = Duration::from_secs(1);
 const PROGRESS_SPACING: Duration = Duration::from_millis(100);
+/// The more ranks, the longer the list of those that are missing: with more ranks than this, it
+/// goes out less often.
+const FEW_RANKS: u32 = 1000;
+/// When settings differ, how long the others are waited for, so that all differences are told.
+const DIFFERENCES: Duration = Duration::from_secs(1);
+/// Descriptors that rank 0 needs beside those of connections.
+const SPARE_DESCRIPTORS: usize = 96;
 /// Refused connections that are remembered for the final error.
 const MAX_NOTES: usize = 16;
 
@@ -37,7 +50,12 @@ pub(super) struct Root {
     session: SessionId,
     own: Member,
     /// By rank; rank 0 is not in it.
-    joined: BTreeMap<Rank, Joined>,
+    known: BTreeMap<Rank, Known>,
+    tree: Tree,
+    /// Those directly below.
+    children: Branches,
+    /// Those that were given a place elsewhere and are not there yet.
+    contacts: Branches,
     notes: Vec<String>,
     deadline: Deadline,
     started: Nanos,
@@ -45,33 +63,29 @@ pub(super) struct Root {
     /// What was told then; newcomers get the same until the next time.
     progress_body: Body,
     changed: bool,
+    /// When settings were first seen to differ.
+    differing_since: Option<Nanos>,
+    acknowledged: usize,
     phase: Phase,
     times: Times,
 }
 
 /// A rank that has proven the key.
-struct Joined {
-    wire: Wire,
+struct Known {
     attempt: u64,
     member: Member,
+    /// Where its connection came from.
+    peer: SocketAddr,
+    /// Port at which it accepts ranks below it.
+    port: u16,
     acknowledged: bool,
-}
-
-/// What one rank means for all.
-enum Trouble {
-    /// It is gone, or is dropped.
-    Lost(Rank, Verdict),
-    /// Its deadline has passed; it waits for an answer.
-    Overdue(Rank),
-    /// It has said why it cannot go on, and waits for an answer.
-    GaveUp(Verdict),
 }
 
 enum Phase {
     /// Waiting for hellos.
     Gathering,
     /// The roster is out; waiting for acknowledgements.
-    Spreading(Roster),
+    Spreading(Roster, Vec<Body>),
     /// Everybody has it; the last frames go out.
     Finishing(Roster),
     /// Telling everybody why not.
@@ -83,10 +97,13 @@ struct Failing {
     verdict: Verdict,
     until: Nanos,
     body: Body,
-    /// Being told: they leave when they have read it.
+    /// Being told: they leave when they have read it, and when those below them have.
     parting: Vec<(Option<Rank>, Wire)>,
-    /// Ranks that know or need not be told.
-    told: Vec<Rank>,
+    /// Ranks that are gone: who hung below them comes here.
+    lost: Vec<Rank>,
+    /// Of each rank, whether it knows or need not be told; how many do.
+    told: Vec<bool>,
+    count: usize,
     /// Whether ranks that have not come yet are waited for.
     expect_more: bool,
 }
@@ -118,14 +135,19 @@ impl Root {
             ),
             key,
             session,
+            tree: Tree::new(own.rank, &own.host_id),
             own,
-            joined: BTreeMap::new(),
+            known: BTreeMap::new(),
+            children: Branches::default(),
+            contacts: Branches::default(),
             notes: Vec::new(),
             deadline: Deadline::after(now, timeout),
             started: now,
             told_progress: now,
             progress_body: nobody_yet.encode().into(),
             changed: true,
+            differing_since: None,
+            acknowledged: 0,
             phase: Phase::Gathering,
             times: Times::new(now),
         }
@@ -134,7 +156,7 @@ impl Root {
     pub(super) const fn step(&self) -> Step {
         match self.phase {
             Phase::Gathering | Phase::Failing(_) => Step::Handshake,
-            Phase::Spreading(_) | Phase::Finishing(_) => Step::Topology,
+            Phase::Spreading(..) | Phase::Finishing(_) => Step::Topology,
             Phase::Over => Step::Paths,
         }
     }
@@ -146,15 +168,15 @@ impl Root {
                 listener_verdict(&self.own, self.door.local_addr(), error),
             );
         }
-        self.hear_members(now);
+        self.hear(now);
         self.advance(now);
         match std::mem::replace(&mut self.phase, Phase::Over) {
-            Phase::Finishing(roster) if self.all_written() => {
+            Phase::Finishing(roster) if self.children.all_written() => {
                 self.times.finish(now, self.own.rank, self.own.size);
                 Poll::Ready(Ok(roster))
             }
             Phase::Failing(mut failing) => {
-                if failing.look(self.own.size) || now >= failing.until {
+                if failing.look(&self.tree) || now >= failing.until {
                     let error = failing.verdict.to_error();
                     Poll::Ready(Err(error
                         .at_rank(self.own.rank)
@@ -173,28 +195,22 @@ impl Root {
 
     pub(super) fn interests<'a>(&'a self, wanted: &mut Vec<Interest<'a>>) {
         self.door.interests(wanted);
-        wanted.extend(self.joined.values().filter_map(|j| j.wire.interest()));
+        self.children.interests(wanted);
+        self.contacts.interests(wanted);
         if let Phase::Failing(failing) = &self.phase {
-            wanted.extend(
-                failing
-                    .parting
-                    .iter()
-                    .filter_map(|(_, wire)| wire.interest()),
-            );
+            let parting = failing.parting.iter();
+            wanted.extend(parting.filter_map(|(_, wire)| wire.interest()));
         }
     }
 
     pub(super) fn next_wake(&self) -> Deadline {
         let own = match &self.phase {
             Phase::Failing(failing) => Deadline::at(failing.until),
-            Phase::Gathering if !self.joined.is_empty() => {
-                let pause = if self.changed {
-                    PROGRESS_SPACING
-                } else {
-                    PROGRESS_EVERY
-                };
-                self.deadline
-                    .earlier(Deadline::at(self.told_progress + pause))
+            Phase::Gathering | Phase::Spreading(..) if !self.known.is_empty() => {
+                let told = self.told_progress + self.progress_pause();
+                let compared = self.differing_since.map(|since| since + DIFFERENCES);
+                let soonest = compared.map_or(told, |compared| told.min(compared));
+                self.deadline.earlier(Deadline::at(soonest))
             }
             _ => self.deadline,
         };
@@ -203,6 +219,7 @@ impl Root {
 
     fn open_door(&mut self, now: Nanos) -> io::Result<()> {
         let mut events = Vec::new();
+        self.door.leave_room(self.contacts.len());
         let polled = self.door.poll(now, &mut events);
         for event in events {
             match event {
@@ -241,6 +258,8 @@ impl Root {
         let Hello {
             attempt,
             mut member,
+            port,
+            orphaned_by,
         } = match decoded {
             Ok(hello) => hello,
             Err(malformed) => {
@@ -256,45 +275,98 @@ impl Root {
                 return self.tell_late(wire, frame.rank);
             }
         };
-        place(&mut member, wire.peer().ip());
+        place(&mut member.mesh, wire.peer().ip());
         if let Phase::Failing(_) = self.phase {
             return self.tell_late(wire, Some(member.rank));
         }
         let rank = member.rank;
-        let repeated = self
-            .joined
-            .get(&rank)
-            .is_some_and(|joined| joined.attempt == attempt);
+        let before = self.known.get(&rank);
+        let repeated = before.is_some_and(|before| before.attempt == attempt);
         let objection = if repeated {
             None
         } else {
             self.objection(&member, wire.peer(), frame)
         };
         if let Some(verdict) = objection {
-            // Not into `joined`: its number may be that of somebody else.
+            // Not into `known`: its number may be that of somebody else.
             self.fail(now, verdict);
             return self.tell_late(wire, Some(rank));
         }
-        tracing::debug!(%rank, peer = %wire.peer(), "a rank has joined");
-        self.joined.insert(
-            rank,
-            Joined {
-                wire,
+        if differs(&self.own, &member) {
+            self.differing_since.get_or_insert(now);
+        }
+        let above = match (self.tree.parent(rank), orphaned_by) {
+            (Some(above), None) => above,
+            // Whom it cannot reach may be as well as we are; so it comes to us.
+            (_, Some((above, why))) => {
+                tracing::debug!(%rank, %above, why, "a rank cannot stay below another one");
+                self.tree.hang(rank, self.own.rank);
+                self.own.rank
+            }
+            (None, None) => self.tree.place(rank, &member.host_id, port != 0),
+        };
+        tracing::debug!(%rank, peer = %wire.peer(), %above, "a rank has joined");
+        if !repeated {
+            let known = Known {
                 attempt,
-                member,
+                peer: wire.peer(),
+                port,
                 acknowledged: false,
-            },
-        );
-        self.changed = true;
-        self.times.note_last(now, rank);
-        if let Some(joined) = self.joined.get_mut(&rank) {
-            joined
-                .wire
-                .send(FrameType::Progress, self.progress_body.clone());
+                member,
+            };
+            self.known.insert(rank, known);
+            self.changed = true;
+            self.times.note_last(now, rank);
+        }
+        self.give_place(rank, above, wire);
+    }
+
+    /// Tells a rank where it hangs.
+    fn give_place(&mut self, rank: Rank, above: Rank, mut wire: Wire) {
+        let place = Place {
+            session: self.session,
+            parent: above,
+            addresses: self.addresses(above, rank),
+        };
+        wire.send(FrameType::Place, place.encode());
+        // An error shows up again when it is heard.
+        let _ = wire.flush();
+        if above != self.own.rank {
+            self.contacts.adopt(rank, wire);
+            // The one that has been on its way for longest finds its place, or comes again.
+            self.contacts.keep(MOST_CONNECTIONS - MOST_CONNECTIONS / 8);
+            return;
+        }
+        self.children.adopt(rank, wire);
+        self.children
+            .tell(rank, FrameType::Progress, self.progress_body.clone());
+        if let Phase::Spreading(_, parts) = &self.phase {
+            for part in parts {
+                self.children.tell(rank, FrameType::Roster, part.clone());
+            }
         }
     }
 
-    /// What speaks against a rank, if anything.
+    /// Where one rank accepts another one below it.
+    fn addresses(&self, above: Rank, rank: Rank) -> Vec<SocketAddr> {
+        let (Some(above), Some(rank)) = (self.known.get(&above), self.known.get(&rank)) else {
+            return Vec::new();
+        };
+        let same_host = above.member.host_id == rank.member.host_id;
+        let mut ips: Vec<_> = above.member.mesh.iter().map(SocketAddr::ip).collect();
+        if ips.is_empty() {
+            ips.push(above.peer.ip());
+        }
+        // A loopback address leads elsewhere on another host; as the only one it is refused later.
+        let all_loop = ips.iter().all(std::net::IpAddr::is_loopback);
+        ips.retain(|ip| same_host || all_loop || !ip.is_loopback());
+        ips.dedup();
+        ips.into_iter()
+            .map(|ip| SocketAddr::new(ip, above.port))
+            .collect()
+    }
+
+    /// What speaks against a rank at once, if anything.
     fn objection(&self, member: &Member, peer: SocketAddr, frame: &Frame) -> Option<Verdict> {
         let namesake = if member.rank == self.own.rank {
             Some((
@@ -302,8 +374,8 @@ impl Root {
                 format!("listening at {}", self.door.local_addr()),
             ))
         } else {
-            let other = self.joined.get(&member.rank);
-            other.map(|other| (&other.member, other.wire.peer().to_string()))
+            let other = self.known.get(&member.rank);
+            other.map(|other| (&other.member, other.peer.to_string()))
         };
         let claim = Claim {
             member,
@@ -328,57 +400,111 @@ impl Root {
         self.fail(now, verdict);
     }
 
-    fn hear_members(&mut self, now: Nanos) {
-        // After everything was said, leaving is right.
-        if let Phase::Finishing(_) = self.phase {
-            return;
-        }
-        let mut trouble = None;
-        for (&rank, joined) in &mut self.joined {
-            trouble = joined.hear(rank);
-            if trouble.is_some() {
-                break;
+    /// Everything that has come up the tree, and from ranks on their way into it.
+    fn hear(&mut self, now: Nanos) {
+        let below = self.children.hear();
+        for news in below.into_iter().chain(self.contacts.hear()) {
+            match news {
+                News::Said(rank, frame) => self.hear_child(now, rank, frame),
+                News::Lost(rank, error) => self.lose(now, rank, &error.to_string()),
             }
-        }
-        match trouble {
-            None => {}
-            Some(Trouble::Lost(rank, verdict)) => {
-                self.joined.remove(&rank);
-                self.fail(now, verdict);
-                if let Phase::Failing(failing) = &mut self.phase {
-                    failing.told.push(rank);
-                }
-            }
-            Some(Trouble::Overdue(rank)) => {
-                let verdict = self.late_verdict(rank);
-                self.fail(now, verdict);
-            }
-            Some(Trouble::GaveUp(verdict)) => self.fail(now, verdict),
         }
     }
 
+    fn hear_child(&mut self, now: Nanos, child: Rank, frame: Frame) {
+        let mut reader = Reader::new(&frame.body);
+        let size = self.own.size;
+        let unclear = match frame.kind {
+            FrameType::Ack => match read_ranks(&mut reader, size, "acknowledgement") {
+                Ok(ranks) => return self.acknowledge(&ranks),
+                Err(malformed) => format!("sent a {malformed}"),
+            },
+            FrameType::Overdue => match reader.u32("deadline") {
+                Ok(rank) => {
+                    let verdict = self.late_verdict(Rank(rank));
+                    return self.fail(now, verdict);
+                }
+                Err(malformed) => format!("sent a {malformed}"),
+            },
+            FrameType::Trouble => match Trouble::decode(&frame.body) {
+                Ok(trouble) if trouble.is_lost => {
+                    return self.lose(now, trouble.rank, &trouble.verdict.detail);
+                }
+                Ok(trouble) => {
+                    let mut verdict = trouble.verdict;
+                    let who = self.describe(trouble.rank);
+                    verdict.detail = format!("{who} has given up: {}", verdict.detail);
+                    return self.fail(now, verdict);
+                }
+                Err(malformed) => format!("sent a {malformed}"),
+            },
+            kind => format!("sent an unexpected {kind:?} frame"),
+        };
+        let detail = format!("{} {unclear}", self.describe(child));
+        self.fail(now, Verdict::new(ErrorKind::Internal, vec![child], detail));
+    }
+
+    fn acknowledge(&mut self, ranks: &[Rank]) {
+        for rank in ranks {
+            if let Some(known) = self.known.get_mut(rank)
+                && !known.acknowledged
+            {
+                known.acknowledged = true;
+                self.acknowledged += 1;
+            }
+        }
+    }
+
+    fn lose(&mut self, now: Nanos, rank: Rank, why: &str) {
+        let verdict = Verdict::new(
+            ErrorKind::PeerLost,
+            vec![rank],
+            format!("{} was lost during start-up: {why}", self.describe(rank)),
+        )
+        .hint(format!("look at the output of rank {rank}"));
+        self.fail(now, verdict);
+        if let Phase::Failing(failing) = &mut self.phase {
+            failing.lost.push(rank);
+            failing.note_told(rank);
+        }
+    }
+
+    fn describe(&self, rank: Rank) -> String {
+        self.known.get(&rank).map_or_else(
+            || format!("rank {rank}"),
+            |known| describe(&known.member, known.peer),
+        )
+    }
+
     fn advance(&mut self, now: Nanos) {
-        if matches!(self.phase, Phase::Gathering | Phase::Spreading(_)) && self.deadline.passed(now)
+        if matches!(self.phase, Phase::Gathering | Phase::Spreading(..))
+            && self.deadline.passed(now)
         {
             let verdict = self.late_verdict(self.own.rank);
             return self.fail(now, verdict);
         }
         match &self.phase {
             Phase::Gathering => {
-                if self.joined.len() + 1 == self.own.size as usize {
+                let all_here = self.known.len() + 1 == self.own.size as usize;
+                let overdue = |since: Nanos| now.since(since) >= DIFFERENCES;
+                if self.differing_since.is_some_and(|s| all_here || overdue(s)) {
+                    let others = self.known.values().map(|k| (&k.member, k.peer));
+                    let verdict = differences(&self.own, others);
+                    self.fail(now, verdict);
+                } else if all_here {
                     self.spread(now);
                 } else {
                     self.tell_progress(now);
                 }
             }
-            Phase::Spreading(_) if self.joined.values().all(|joined| joined.acknowledged) => {
-                for joined in self.joined.values_mut() {
-                    joined.wire.send(FrameType::Done, Vec::new());
-                }
-                if let Phase::Spreading(roster) = std::mem::replace(&mut self.phase, Phase::Over) {
+            Phase::Spreading(..) if self.acknowledged == self.known.len() => {
+                self.children.tell_all(FrameType::Done, &Vec::new().into());
+                if let Phase::Spreading(roster, _) = std::mem::replace(&mut self.phase, Phase::Over)
+                {
                     self.phase = Phase::Finishing(roster);
                 }
             }
+            Phase::Spreading(..) => self.tell_progress(now),
             _ => {}
         }
     }
@@ -386,38 +512,23 @@ impl Root {
     /// Everybody is here: the roster goes out.
     fn spread(&mut self, now: Nanos) {
         let own = std::iter::once((&self.own, self.door.local_addr()));
-        let joined = self.joined.values().map(|j| (&j.member, j.wire.peer()));
-        if let Some(verdict) = unreachable(&own.chain(joined).collect::<Vec<_>>()) {
+        let others = self.known.values().map(|k| (&k.member, k.peer));
+        if let Some(verdict) = unreachable(&own.chain(others).collect::<Vec<_>>()) {
             return self.fail(now, verdict);
         }
+        warn_of_varying(&self.own, self.known.values().map(|k| (&k.member, k.peer)));
         self.times.enter(now, Step::Topology);
-        let members = std::iter::once(self.own.clone())
-            .chain(self.joined.values().map(|joined| joined.member.clone()))
+        let members: Vec<Member> = std::iter::once(self.own.clone())
+            .chain(self.known.values().map(|known| known.member.clone()))
             .collect();
+        let parts = split(&members, |rank| self.tree.parent(rank).unwrap_or(Rank(0)));
+        for part in &parts {
+            self.children.tell_all(FrameType::Roster, part);
+        }
         let roster = Roster::new(self.session, members, self.key.clone());
-        let body = roster.encode();
-        if body.len() > FrameType::Roster.limit() {
-            let verdict = Verdict::new(
-                ErrorKind::LimitReached,
-                vec![Rank(0)],
-                format!(
-                    "the roster of {} ranks has {} bytes; the limit is {}",
-                    self.own.size,
-                    body.len(),
-                    FrameType::Roster.limit()
-                ),
-            );
-            return self.fail(now, verdict);
-        }
-        let body: Body = body.into();
-        for joined in self.joined.values_mut() {
-            joined.wire.send(FrameType::Roster, body.clone());
-            // An error shows up again when the member is heard.
-            let _ = joined.wire.flush();
-        }
-        self.phase = Phase::Spreading(roster);
+        self.phase = Phase::Spreading(roster, parts);
         // Without members there is nothing to wait for.
-        if self.joined.is_empty() {
+        if self.known.is_empty() {
             self.advance(now);
         }
     }
@@ -425,7 +536,7 @@ impl Root {
     fn progress(&self) -> Progress {
         let missing = (1..self.own.size)
             .map(Rank)
-            .filter(|rank| !self.joined.contains_key(rank))
+            .filter(|rank| !self.known.contains_key(rank))
             .collect();
         Progress {
             missing,
@@ -433,23 +544,23 @@ impl Root {
         }
     }
 
+    /// How long after the last word on missing ranks the next one is due.
+    fn progress_pause(&self) -> Duration {
+        if self.changed {
+            let many = (self.own.size / FEW_RANKS).clamp(1, 10);
+            PROGRESS_SPACING * many
+        } else {
+            PROGRESS_EVERY
+        }
+    }
+
     fn tell_progress(&mut self, now: Nanos) {
-        let since = now.since(self.told_progress);
-        if since >= PROGRESS_EVERY || (self.changed && since >= PROGRESS_SPACING) {
+        if now.since(self.told_progress) >= self.progress_pause() {
             self.told_progress = now;
             self.changed = false;
             self.progress_body = self.progress().encode().into();
-            for joined in self.joined.values_mut() {
-                // A member that does not read gets the next one; nothing piles up.
-                if joined.wire.queued_bytes() == 0 {
-                    joined
-                        .wire
-                        .send(FrameType::Progress, self.progress_body.clone());
-                }
-            }
-        }
-        for joined in self.joined.values_mut() {
-            let _ = joined.wire.flush();
+            self.children
+                .tell_idle(FrameType::Progress, &self.progress_body);
         }
     }
 
@@ -462,11 +573,18 @@ impl Root {
                 "look at the output of the missing ranks; raise HCOMM_CONNECT_TIMEOUT if they only start late",
             );
         }
+        let acknowledged = |rank: &Rank| self.known.get(rank).is_none_or(|k| k.acknowledged);
+        // Who hangs below a silent rank may not even have been asked.
         let silent: Vec<Rank> = self
-            .joined
-            .iter()
-            .filter(|(_, joined)| !joined.acknowledged)
-            .map(|(rank, _)| *rank)
+            .known
+            .keys()
+            .copied()
+            .filter(|rank| !acknowledged(rank))
+            .filter(|rank| {
+                self.tree
+                    .parent(*rank)
+                    .is_none_or(|above| acknowledged(&above))
+            })
             .collect();
         let detail = format!(
             "at the deadline of rank {whose}, {} not acknowledged the list of ranks",
@@ -494,11 +612,15 @@ impl Root {
             until,
             body,
             parting: Vec::new(),
-            told: vec![self.own.rank],
+            lost: Vec::new(),
+            told: vec![false; self.own.size as usize],
+            count: 0,
             expect_more: !late,
         };
-        for (rank, joined) in std::mem::take(&mut self.joined) {
-            failing.tell(Some(rank), joined.wire);
+        failing.note_told(self.own.rank);
+        let contacts = self.contacts.take();
+        for (rank, wire) in self.children.take().into_iter().chain(contacts) {
+            failing.tell(Some(rank), wire);
         }
         self.phase = Phase::Failing(failing);
     }
@@ -507,44 +629,6 @@ impl Root {
     fn tell_late(&mut self, wire: Wire, rank: Option<Rank>) {
         if let Phase::Failing(failing) = &mut self.phase {
             failing.tell(rank, wire);
-        }
-    }
-
-    fn all_written(&mut self) -> bool {
-        self.joined
-            .values_mut()
-            // A member that is gone now was complete; its peers will notice.
-            .all(|joined| joined.wire.flush().is_err() || joined.wire.queued_bytes() == 0)
-    }
-}
-
-impl Joined {
-    /// Writes, and hears everything that it has said.
-    fn hear(&mut self, rank: Rank) -> Option<Trouble> {
-        loop {
-            let heard = self.wire.flush().and_then(|()| self.wire.receive());
-            let who = describe(&self.member, self.wire.peer());
-            let frame = match heard {
-                Ok(None) => return None,
-                Ok(Some(frame)) => frame,
-                Err(error) => return Some(Trouble::Lost(rank, lost(rank, &who, &error))),
-            };
-            match frame.kind {
-                FrameType::Ack => self.acknowledged = true,
-                FrameType::Overdue => return Some(Trouble::Overdue(rank)),
-                FrameType::Failure => {
-                    let mut verdict = Verdict::decode(&frame.body).unwrap_or_else(|malformed| {
-                        Verdict::new(ErrorKind::Internal, vec![rank], malformed.to_string())
-                    });
-                    verdict.detail = format!("{who} has given up: {}", verdict.detail);
-                    return Some(Trouble::GaveUp(verdict));
-                }
-                kind => {
-                    let detail = format!("{who} sent an unexpected {kind:?} frame");
-                    let verdict = Verdict::new(ErrorKind::Internal, vec![rank], detail);
-                    return Some(Trouble::Lost(rank, verdict));
-                }
-            }
         }
     }
 }
@@ -556,29 +640,42 @@ impl Failing {
         self.parting.push((rank, wire));
     }
 
-    /// Whether everybody knows. Members hang up once they have read the failure; closing before
-    /// that could take it away from them.
-    fn look(&mut self, size: u32) -> bool {
-        let told = &mut self.told;
+    fn note_told(&mut self, rank: Rank) {
+        if let Some(told) = self.told.get_mut(rank.index())
+            && !*told
+        {
+            *told = true;
+            self.count += 1;
+        }
+    }
+
+    /// Whether everybody knows. Ranks hang up once they have read the failure and those below them
+    /// have hung up; closing before that could take it away from them.
+    fn look(&mut self, tree: &Tree) -> bool {
+        let mut gone = Vec::new();
         self.parting.retain_mut(|(rank, wire)| {
-            let gone = wire.flush().is_err() || wire.drain();
-            if gone {
-                told.extend(*rank);
+            let _ = wire.flush();
+            loop {
+                match wire.receive() {
+                    Ok(None) => return true,
+                    // It went to its place before it could read this; there it hears it, too.
+                    Ok(Some(frame)) if frame.kind == FrameType::Leave => return false,
+                    Ok(Some(_)) => {}
+                    Err(_) => {
+                        gone.extend(rank.filter(|_| !wire.was_reset()));
+                        return false;
+                    }
+                }
             }
-            !gone
         });
-        let all_came = (0..size).all(|rank| self.told.contains(&Rank(rank)));
+        for rank in gone {
+            for reached in tree.reached_from(rank, &self.lost) {
+                self.note_told(reached);
+            }
+        }
+        let all_came = self.count == self.told.len();
         self.parting.is_empty() && (all_came || !self.expect_more)
     }
-}
-
-fn lost(rank: Rank, who: &str, error: &WireError) -> Verdict {
-    Verdict::new(
-        ErrorKind::PeerLost,
-        vec![rank],
-        format!("{who} was lost during start-up: {error}"),
-    )
-    .hint(format!("look at the output of rank {rank}"))
 }
 
 fn listener_verdict(own: &Member, at: SocketAddr, error: io::Error) -> Verdict {
@@ -598,8 +695,9 @@ fn listener_verdict(own: &Member, at: SocketAddr, error: io::Error) -> Verdict {
     );
     if out_of_descriptors {
         verdict.hint(format!(
-            "raise `ulimit -n` at rank 0: start-up of {} ranks needs a descriptor for each",
-            own.size
+            "raise `ulimit -n` at rank 0: start-up of {} ranks needs up to {} descriptors",
+            own.size,
+            MOST_CONNECTIONS + SPARE_DESCRIPTORS
         ))
     } else {
         verdict

@@ -113,6 +113,62 @@ impl Verdict {
     }
 }
 
+/// What a rank reports to the root: something has happened to it or to a rank below it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Trouble {
+    /// Whom it is about.
+    pub(super) rank: Rank,
+    /// Whether that one is gone; else it has said itself that it cannot go on.
+    pub(super) is_lost: bool,
+    pub(super) verdict: Verdict,
+}
+
+impl Trouble {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut writer = Writer::new();
+        writer.u32(self.rank.0).u8(self.is_lost.into());
+        writer.raw(&self.verdict.encode());
+        writer.into_bytes()
+    }
+
+    pub(super) fn decode(body: &[u8]) -> Result<Self, Malformed> {
+        let mut reader = Reader::new(body);
+        Ok(Self {
+            rank: Rank(reader.u32("trouble")?),
+            is_lost: reader.u8("trouble")? != 0,
+            verdict: Verdict::decode(reader.rest())?,
+        })
+    }
+}
+
+/// Ranks in ascending order, as runs.
+pub(super) fn write_ranks(writer: &mut Writer, ranks: &[Rank]) {
+    let runs = runs(ranks);
+    writer.length(runs.len());
+    for (first, last) in runs {
+        writer.u32(first).u32(last);
+    }
+}
+
+/// `size` bounds the ranks that can be named.
+pub(super) fn read_ranks(
+    reader: &mut Reader<'_>,
+    size: u32,
+    what: &'static str,
+) -> Result<Vec<Rank>, Malformed> {
+    let mut ranks = Vec::new();
+    for _ in 0..reader.count(8, what)? {
+        let first = reader.u32(what)?;
+        let last = reader.u32(what)?;
+        let in_order = ranks.last().is_none_or(|&Rank(before)| before < first);
+        if first > last || last >= size || !in_order {
+            return Err(Malformed(what));
+        }
+        ranks.extend((first..=last).map(Rank));
+    }
+    Ok(ranks)
+}
+
 /// The longest beginning that fits.
 pub(crate) fn shortened(text: &str) -> &str {
     let mut end = text.len().min(MAX_TEXT_BYTES);
@@ -131,12 +187,8 @@ pub(super) struct Progress {
 
 impl Progress {
     pub(super) fn encode(&self) -> Vec<u8> {
-        let runs = runs(&self.missing);
         let mut writer = Writer::new();
-        writer.length(runs.len());
-        for (first, last) in runs {
-            writer.u32(first).u32(last);
-        }
+        write_ranks(&mut writer, &self.missing);
         writer.length(self.notes.len());
         for note in &self.notes {
             writer.text(shortened(note));
@@ -147,16 +199,7 @@ impl Progress {
     /// `size` bounds the ranks that can be missing.
     pub(super) fn decode(body: &[u8], size: u32) -> Result<Self, Malformed> {
         let mut reader = Reader::new(body);
-        let mut missing = Vec::new();
-        for _ in 0..reader.count(8, "progress")? {
-            let first = reader.u32("progress")?;
-            let last = reader.u32("progress")?;
-            let in_order = missing.last().is_none_or(|&Rank(before)| before < first);
-            if first > last || last >= size || !in_order {
-                return Err(Malformed("progress"));
-            }
-            missing.extend((first..=last).map(Rank));
-        }
+        let missing = read_ranks(&mut reader, size, "progress")?;
         let notes = (0..reader.count(4, "progress")?)
             .map(|_| reader.text("progress").map(str::to_owned))
             .collect::<Result<_, _>>()?;
@@ -237,6 +280,12 @@ mod tests {
             let verdict = Verdict::new(kind, vec![Rank(2)], "detail").hint("hint");
             assert_eq!(Verdict::decode(&verdict.encode()), Ok(verdict.clone()));
             assert_eq!(Verdict::of(&verdict.to_error()), verdict);
+            let trouble = Trouble {
+                rank: Rank(7),
+                is_lost: kind == ErrorKind::PeerLost,
+                verdict,
+            };
+            assert_eq!(Trouble::decode(&trouble.encode()), Ok(trouble));
         }
     }
 
@@ -264,6 +313,7 @@ mod tests {
         fn random_bodies_never_panic(body in prop::collection::vec(any::<u8>(), 0..100)) {
             let _ = Verdict::decode(&body);
             let _ = Progress::decode(&body, 100);
+            let _ = Trouble::decode(&body);
         }
     }
 }

@@ -5,6 +5,7 @@ use hcomm_types::{HostId, ProcessId};
 use super::*;
 use crate::bootstrap::Member;
 use crate::fake_network::Fabric;
+use crate::job_key::{JobKey, SessionId};
 
 const START: Nanos = Nanos(1_000_000_000);
 
