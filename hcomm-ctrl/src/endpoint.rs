@@ -11,14 +11,14 @@ use hcomm_transport::{Capabilities, Device, DeviceInfo, Transports};
 use hcomm_types::{Address, Error, ErrorKind, Location, ProcessId, Rank, Result};
 use serde::{Deserialize, Serialize};
 
+use crate::bootstrap::Member;
 use crate::cores::Cores;
 use crate::membership::lock;
 use crate::settings::Settings;
 use crate::tuning::Tuning;
 
 /// What a rank tells the others at start-up, besides what bootstrap itself needs.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Debug)]
 pub(crate) struct Facts {
     /// For the rank graph.
     pub(crate) rank: RankFacts,
@@ -32,22 +32,86 @@ pub(crate) struct Facts {
     pub(crate) tuning: Option<Tuning>,
 }
 
+/// The same as it travels: without rank and host, which go beside it.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Said {
+    process: ProcessId,
+    local_rank: u32,
+    endpoints: Vec<EndpointFacts>,
+    pid_namespace: Option<u64>,
+    cores: Cores,
+    mapping_endpoint: Option<u32>,
+    tuning: Option<Tuning>,
+}
+
 impl Facts {
-    pub(crate) fn encode(&self) -> Result<Vec<u8>> {
-        serde_json::to_vec(self)
-            .map_err(|error| Error::new(ErrorKind::Internal, format!("facts as JSON: {error}")))
+    /// What is said of the rank, and of its host.
+    pub(crate) fn encode(self) -> Result<(Vec<u8>, Vec<u8>)> {
+        let internal = |error: serde_json::Error| {
+            Error::new(ErrorKind::Internal, format!("facts as JSON: {error}"))
+        };
+        let said = Said {
+            process: self.rank.process,
+            local_rank: self.rank.local_rank,
+            endpoints: self.rank.endpoints,
+            pid_namespace: self.pid_namespace,
+            cores: self.cores,
+            mapping_endpoint: self.mapping_endpoint,
+            tuning: self.tuning,
+        };
+        Ok((
+            serde_json::to_vec(&said).map_err(internal)?,
+            serde_json::to_vec(&*self.rank.host).map_err(internal)?,
+        ))
     }
 
-    pub(crate) fn decode(rank: Rank, bytes: &[u8]) -> Result<Self> {
-        serde_json::from_slice(bytes).map_err(|error| {
-            Error::new(
-                ErrorKind::Mismatch,
-                format!("rank {rank} sent facts that are none: {error}"),
-            )
-            .blame_rank(rank)
-            .hint("do all ranks run the same build?")
+    /// The facts of all ranks, in their order. Ranks of one host share what is said of it.
+    pub(crate) fn decode_all(members: &[Member]) -> Result<Vec<Self>> {
+        let mut hosts = HashMap::<&[u8], Arc<HostFacts>>::new();
+        members
+            .iter()
+            .map(|member| {
+                let bytes = &*member.host_facts;
+                let host = match hosts.get(bytes) {
+                    Some(host) => Arc::clone(host),
+                    None => {
+                        let host = serde_json::from_slice(bytes).map(Arc::new);
+                        let host = host.map_err(|error| no_facts(member.rank, &error))?;
+                        hosts.insert(bytes, Arc::clone(&host));
+                        host
+                    }
+                };
+                Self::decode(member.rank, &member.facts, host)
+            })
+            .collect()
+    }
+
+    fn decode(rank: Rank, bytes: &[u8], host: Arc<HostFacts>) -> Result<Self> {
+        let said: Said = serde_json::from_slice(bytes).map_err(|error| no_facts(rank, &error))?;
+        Ok(Self {
+            rank: RankFacts {
+                rank,
+                process: said.process,
+                host,
+                local_rank: said.local_rank,
+                endpoints: said.endpoints,
+            },
+            pid_namespace: said.pid_namespace,
+            cores: said.cores,
+            mapping_endpoint: said.mapping_endpoint,
+            tuning: said.tuning,
         })
     }
+}
+
+fn no_facts(rank: Rank, error: &serde_json::Error) -> Error {
+    Error::new(
+        ErrorKind::Mismatch,
+        format!("rank {rank} sent facts that are none: {error}"),
+    )
+    .blame_rank(rank)
+    .hint("do all ranks run the same build?")
 }
 
 /// The devices of this process's transports, and those of them that are open.

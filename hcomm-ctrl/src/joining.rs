@@ -320,7 +320,7 @@ impl Joining {
             .iter()
             .flat_map(|l| l.addresses().to_vec())
             .collect();
-        member.facts = Facts {
+        let (facts, host_facts) = Facts {
             rank: rank_facts(
                 rank,
                 local_rank.unwrap_or(0),
@@ -342,6 +342,9 @@ impl Joining {
                 .map(Tuning::read),
         }
         .encode()?;
+        member.facts = facts;
+        member.host_facts = host_facts.into();
+        tracing::debug!(%rank, bytes = member.facts.len(), of_host = member.host_facts.len(), "facts to tell");
         Ok(member)
     }
 
@@ -399,11 +402,7 @@ impl Joining {
     /// Paths and resources: what follows from the roster without another message.
     fn settle(&mut self, roster: &Roster) -> Result<Arc<Shared>> {
         self.reach(Step::Paths);
-        let facts = roster
-            .members()
-            .iter()
-            .map(|member| Facts::decode(member.rank, &member.facts))
-            .collect::<Result<Vec<_>>>()?;
+        let facts = Facts::decode_all(roster.members())?;
         let graph = RankGraph::build(facts.iter().map(|facts| facts.rank.clone()).collect())?;
         let tuning = facts.first().and_then(|root| root.tuning.clone());
         let host_cores = cores::fewest(

@@ -29,7 +29,7 @@ struct Program {
     needed: For,
 }
 
-const PROGRAMS: [Program; 5] = [
+const PROGRAMS: [Program; 7] = [
     Program {
         name: "cc",
         package: "build-essential",
@@ -52,6 +52,18 @@ const PROGRAMS: [Program; 5] = [
         name: "ip",
         package: "iproute2",
         reason: "makes network namespaces, which stand for hosts",
+        needed: For::Tests,
+    },
+    Program {
+        name: "mpirun.openmpi",
+        package: "openmpi-bin",
+        reason: "starts ranks in the way of Open MPI",
+        needed: For::Tests,
+    },
+    Program {
+        name: "mpirun.mpich",
+        package: "mpich",
+        reason: "starts ranks in the way of MPICH",
         needed: For::Tests,
     },
     Program {

@@ -38,6 +38,8 @@ pub struct Member {
     pub varying: Vec<(String, String)>,
     /// What the layers above want everybody to know about it.
     pub facts: Vec<u8>,
+    /// What they want everybody to know about its host: what several ranks say alike travels once.
+    pub host_facts: Arc<[u8]>,
 }
 
 impl Member {
@@ -62,6 +64,7 @@ impl Member {
             settings: Arc::new([]),
             varying: Vec::new(),
             facts: Vec::new(),
+            host_facts: Arc::new([]),
         }
     }
 
@@ -74,6 +77,7 @@ impl Member {
         self.write_rest(writer);
         write_pairs(writer, &self.settings);
         write_pairs(writer, &self.varying);
+        writer.bytes(&self.host_facts);
     }
 
     /// The part that is the same in every protocol version; the rest stays empty.
@@ -97,13 +101,15 @@ impl Member {
         member.read_rest(reader)?;
         member.settings = read_pairs(reader)?.into();
         member.varying = read_pairs(reader)?;
+        member.host_facts = reader.bytes("host facts")?.into();
         Ok(member)
     }
 
     /// Bytes of the shortest entry.
     pub(super) const SMALLEST_ENTRY_BYTES: usize = 32;
 
-    /// What others do not know: rank, and what all ranks have in common, are left out.
+    /// What others do not know: rank, what is said of its host, and what all ranks have in common, are
+    /// left out.
     pub(super) fn write_entry(&self, writer: &mut Writer) {
         writer.text(&self.host_name);
         writer.u32(self.process.pid).u64(self.process.token);
@@ -281,6 +287,7 @@ mod tests {
             mesh: vec!["0.0.0.0:5".parse().unwrap(), "[::1]:6".parse().unwrap()],
             settings: [("A".to_owned(), "1".to_owned())].into(),
             varying: vec![("B".to_owned(), "2".to_owned())],
+            host_facts: [9, 8].into(),
             facts: vec![1, 2, 3],
             ..Member::new(
                 Rank(rank),

@@ -1,6 +1,7 @@
 //! The list of all ranks, and how it travels: in a few parts, so that a rank passes on the beginning
 //! before it has the end.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -118,33 +119,46 @@ pub(crate) struct Part {
     /// Of each rank, where in the tree it hangs.
     parents: Vec<Rank>,
     body: Body,
-    /// Where in the body the entries begin.
+    /// Where in the body parents end; hosts and entries follow.
     entries_at: usize,
 }
 
 /// The list in parts. `parent` says where in the tree a rank hangs.
 pub(super) fn split(members: &[Member], parent: impl Fn(Rank) -> Rank) -> Vec<Body> {
     let facts: usize = members.iter().map(|member| member.facts.len()).sum();
+    let mut hosts = HashMap::<&[u8], u32>::new();
     let entries = members.len() * 2 * Member::SMALLEST_ENTRY_BYTES;
     let enough = PART_BYTES.max((facts + entries) / PARTS);
     let mut parts = Vec::new();
     let mut rest = members;
     while let Some(first) = rest.first() {
-        let mut entries = Writer::new();
+        let (mut entries, mut new_hosts) = (Writer::new(), Vec::new());
         let mut count = 0;
         let mut length = 0;
         for member in rest {
             if length >= enough {
                 break;
             }
+            let next = Rank::from_index(hosts.len()).0;
+            let host = *hosts.entry(&member.host_facts).or_insert_with(|| {
+                new_hosts.push(&member.host_facts);
+                length += member.host_facts.len();
+                next
+            });
+            let before = entries.length_so_far();
+            entries.u32(host);
             member.write_entry(&mut entries);
             count += 1;
-            length = entries.length_so_far();
+            length += entries.length_so_far() - before;
         }
         let mut part = Writer::new();
         part.u32(first.rank.0).length(members.len()).length(count);
         for member in &rest[..count] {
             part.u32(parent(member.rank).0);
+        }
+        part.length(new_hosts.len());
+        for host in new_hosts {
+            part.bytes(host);
         }
         part.raw(&entries.into_bytes());
         parts.push(part.into_bytes().into());
@@ -169,7 +183,7 @@ impl Part {
         let mut reader = Reader::new(&body.bytes);
         let first = reader.u32(what)?;
         let total = reader.u32(what)?;
-        let count = reader.count(Member::SMALLEST_ENTRY_BYTES + 4, what)?;
+        let count = reader.count(Member::SMALLEST_ENTRY_BYTES + 8, what)?;
         let fits = u32::try_from(count)
             .ok()
             .and_then(|count| first.checked_add(count))
@@ -197,13 +211,29 @@ impl Part {
         Ok(part)
     }
 
-    /// Its ranks; what all ranks have in common is taken from `own`.
-    fn read_entries(&self, own: &Member, members: &mut Vec<Member>) -> Result<(), Malformed> {
+    /// Its ranks; what all ranks have in common is taken from `own`. `hosts` is what was said of hosts
+    /// so far.
+    fn read_entries(
+        &self,
+        own: &Member,
+        hosts: &mut Vec<Arc<[u8]>>,
+        members: &mut Vec<Member>,
+    ) -> Result<(), Malformed> {
+        let what = "list of ranks";
         let mut reader = Reader::new(&self.body.bytes[self.entries_at..]);
-        for rank in (self.first..).take(self.parents.len()) {
-            members.push(Member::read_entry(&mut reader, Rank(rank), own)?);
+        for _ in 0..reader.count(4, what)? {
+            hosts.push(reader.bytes(what)?.into());
         }
-        reader.end("list of ranks")
+        for rank in (self.first..).take(self.parents.len()) {
+            let host = hosts
+                .get(reader.u32(what)? as usize)
+                .ok_or(Malformed(what))?;
+            members.push(Member {
+                host_facts: Arc::clone(host),
+                ..Member::read_entry(&mut reader, Rank(rank), own)?
+            });
+        }
+        reader.end(what)
     }
 
     pub(super) fn body(&self) -> Body {
@@ -238,7 +268,7 @@ impl Gathered {
 
     /// How many ranks hang below `rank`, directly or further down.
     pub(super) fn below(&self, rank: Rank) -> usize {
-        let mut children = std::collections::HashMap::<Rank, Vec<Rank>>::new();
+        let mut children = HashMap::<Rank, Vec<Rank>>::new();
         let hangs = self.parts.iter().flat_map(|part| {
             let ranks = (part.first..).map(Rank);
             ranks.zip(part.parents.iter().copied())
@@ -275,8 +305,9 @@ impl Gathered {
             return Ok(Some(known));
         }
         let mut members = Vec::with_capacity(first.total as usize);
+        let mut hosts = Vec::new();
         for part in &self.parts {
-            part.read_entries(own, &mut members)?;
+            part.read_entries(own, &mut hosts, &mut members)?;
         }
         let whole: Arc<[Member]> = members.into();
         interned.keep_whole(digest, &whole);
@@ -299,6 +330,7 @@ mod tests {
             mesh: vec!["0.0.0.0:5".parse().unwrap(), "[::1]:6".parse().unwrap()],
             settings: [("A".to_owned(), "1".to_owned())].into(),
             facts: vec![1; 1000 + rank as usize],
+            host_facts: vec![u8::try_from(rank / 30).unwrap(); 3000].into(),
             ..Member::new(
                 Rank(rank),
                 size,
@@ -338,6 +370,8 @@ mod tests {
         let whole = || gathered.whole(&members[3], &interned).unwrap().unwrap();
         let one = whole();
         assert_eq!(one[..], members[..]);
+        let host = |rank: usize| &one[rank].host_facts;
+        assert!(Arc::ptr_eq(host(31), host(59)) && host(29) != host(31));
         assert_eq!(gathered.below(Rank(60)), 39);
         assert!(Arc::ptr_eq(&one, &whole()));
     }

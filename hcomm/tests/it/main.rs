@@ -29,6 +29,7 @@ mod leaks;
 mod messages;
 mod mismatch;
 mod mixture;
+mod mpirun;
 mod plans;
 mod primitives;
 mod programs;

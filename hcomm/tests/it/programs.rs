@@ -11,8 +11,8 @@ use serde_json::json;
 
 use crate::sample::{Sample as _, assert_same, samples};
 use crate::{
-    abort, batch, collectives, hosts, large, leaks, messages, mixture, primitives, rounds, several,
-    steps, subset, transfers,
+    abort, batch, collectives, hosts, large, leaks, messages, mixture, mpirun, primitives, rounds,
+    several, steps, subset, transfers,
 };
 
 /// What stands before an error on stdout.
@@ -64,7 +64,11 @@ fn close_memory() {
 }
 
 fn rank(name: &str) {
-    let comm = Communicator::from_env().unwrap_or_else(|error| fail("init", &error));
+    let comm = match name {
+        "odd buffer" => mpirun::with_an_odd_buffer_at_rank_2(),
+        _ => Communicator::from_env(),
+    };
+    let comm = comm.unwrap_or_else(|error| fail("init", &error));
     match name {
         "join" => {
             collectives::all_reduce::<i32>(&comm, ReduceOp::Sum, 1000, false);
