@@ -180,6 +180,20 @@ impl<'a> Place<'a> {
         .hint("register the memory with this device, or use a slice of its own regions"))
     }
 
+    /// Both as one, if `next` begins where this ends and the same keeps it there.
+    pub(crate) fn joined(self, next: Self) -> Option<Self> {
+        let is_same = match (self.owner, next.owner) {
+            (Owner::Region(one), Owner::Region(other)) => one.is_same(other),
+            (Owner::Input(one), Owner::Input(other))
+            | (Owner::Output(one), Owner::Output(other)) => Arc::ptr_eq(one, other),
+            _ => false,
+        };
+        (is_same && self.range().1 == next.range().0).then(|| Self {
+            bytes: self.bytes + next.bytes,
+            ..self
+        })
+    }
+
     fn keep(self) -> Option<Keep> {
         match self.owner {
             Owner::Region(region) => Some(Keep::Region(region.clone())),
@@ -654,7 +668,7 @@ pub(crate) enum Transfer<'a> {
 
 impl<'a> Transfer<'a> {
     /// Whether it writes to memory of this side.
-    const fn is_read(&self) -> bool {
+    pub(crate) const fn is_read(&self) -> bool {
         matches!(self, Self::Read { .. } | Self::ReadReduce { .. })
     }
 
@@ -665,6 +679,62 @@ impl<'a> Transfer<'a> {
             | Self::WriteReduce { local, remote, .. }
             | Self::ReadReduce { local, remote, .. } => Some((local, remote)),
             Self::Notify { .. } => None,
+        }
+    }
+
+    /// Both as one of at most `most` bytes, if `next` goes on where this ends, here and at the peer.
+    /// A record may become the notify of a write, if `notifies` says that a write can have one.
+    pub(crate) fn joined(&self, next: &Self, most: u64, notifies: bool) -> Option<Self> {
+        let both = |local: Place<'a>, remote: Remote<'a>, next: (Place<'a>, Remote<'a>)| {
+            let (local, remote) = (local.joined(next.0)?, remote.joined(next.1)?);
+            (remote.bytes <= most).then_some((local, remote))
+        };
+        match (*self, *next) {
+            (
+                Self::Write {
+                    local,
+                    remote,
+                    notify: None,
+                },
+                Self::Write {
+                    local: next_local,
+                    remote: next_remote,
+                    notify,
+                },
+            ) => {
+                let (local, remote) = both(local, remote, (next_local, next_remote))?;
+                Some(Self::Write {
+                    local,
+                    remote,
+                    notify,
+                })
+            }
+            (
+                Self::Write {
+                    local,
+                    remote,
+                    notify: None,
+                },
+                Self::Notify {
+                    notify,
+                    fingerprint: [0, 0],
+                },
+            ) if notifies => Some(Self::Write {
+                local,
+                remote,
+                notify: Some(notify),
+            }),
+            (
+                Self::Read { local, remote },
+                Self::Read {
+                    local: next_local,
+                    remote: next_remote,
+                },
+            ) => {
+                let (local, remote) = both(local, remote, (next_local, next_remote))?;
+                Some(Self::Read { local, remote })
+            }
+            _ => None,
         }
     }
 
@@ -742,7 +812,7 @@ pub(crate) fn record(channel: &hcomm_transport::Channel, lane: &Lane, notify: u3
 }
 
 /// Descriptors that go to a transport at once.
-pub(crate) const CHUNK: usize = 16;
+pub(crate) const CHUNK: usize = hcomm_transport::Channel::MOST_AT_ONCE;
 
 /// Flights that a queue has at once before further descriptors join one of them.
 const MOST_FLIGHTS: usize = 16;

@@ -464,22 +464,34 @@ impl Runner {
                 return self.wait_for(Reason::Completions);
             }
         }
+        let most = channel.transport().device().info().max_transfer_bytes;
+        let notifies = joins_notify(channel, [0; 2]);
         while self.index < count {
             let mut list: SmallVec<[Transfer<'_>; CHUNK]> = SmallVec::new();
-            let mut reads = false;
-            while list.len() < CHUNK && self.index + list.len() < count {
-                match single(get(self.index + list.len())?, channel) {
-                    // A notify says that the reads before it are done.
-                    Some(transfer) if reads && has_notify(&transfer) => break,
-                    Some(transfer) => {
-                        reads |= matches!(
-                            transfer,
-                            Transfer::Read { .. } | Transfer::ReadReduce { .. }
-                        );
-                        list.push(transfer);
-                    }
-                    None => break,
+            // How many tasks are behind each: what lies side by side here and there goes as one.
+            let mut tasks: SmallVec<[usize; CHUNK]> = SmallVec::new();
+            let (mut reads, mut next) = (false, self.index);
+            while next < count {
+                let Some(transfer) = single(get(next)?, channel) else {
+                    break;
+                };
+                // A notify says that the reads before it are done.
+                if reads && has_notify(&transfer) {
+                    break;
                 }
+                let last = list.last_mut().zip(tasks.last_mut());
+                if let Some((before, tasks)) = last
+                    && let Some(both) = before.joined(&transfer, most, notifies)
+                {
+                    (*before, *tasks) = (both, *tasks + 1);
+                } else if list.len() < CHUNK {
+                    reads |= transfer.is_read();
+                    list.push(transfer);
+                    tasks.push(1);
+                } else {
+                    break;
+                }
+                next += 1;
             }
             // One by one: what is mapped, too long for one descriptor, or has to wait for reads.
             let alone = match list.first() {
@@ -501,7 +513,7 @@ impl Runner {
                     channel.recorded();
                 }
             }
-            self.index += accepted;
+            self.index += tasks[..accepted].iter().sum::<usize>();
             self.moved |= accepted > 0;
             if accepted < list.len() {
                 return self.wait_for(Reason::Room);

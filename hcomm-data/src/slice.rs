@@ -347,6 +347,13 @@ impl<'a> Remote<'a> {
         })
     }
 
+    /// Both as one, if `next` begins where this ends.
+    pub(crate) fn joined(self, next: Self) -> Option<Self> {
+        let bytes = self.bytes.checked_add(next.bytes)?;
+        let goes_on = self.import.is_same(next.import) && self.offset + self.bytes == next.offset;
+        goes_on.then_some(Self { bytes, ..self })
+    }
+
     /// The memory itself, where it is mapped here.
     pub(crate) fn mapped(self) -> Option<Place<'a>> {
         Place::of_import(self.import, self.offset, self.bytes)

@@ -211,6 +211,40 @@ fn a_batch_goes_before_its_notify_and_behind_what_was_queued() {
     }
 }
 
+/// Links that cost something for each piece are asked for few.
+#[test]
+fn pieces_of_a_batch_that_lie_side_by_side_go_as_one() {
+    let [a, b] = pair(Link::Inline, 60_000);
+    let sent = pattern(1, 20_000);
+    a.set(0, &sent);
+    let side_by_side: fn(u64) -> u64 = |piece| piece;
+    // At the peer, too; here alone; there in pairs.
+    for (place, posted) in [(side_by_side, 1), (|i| 2 * i, 40), (|i| i + i / 2, 20)] {
+        let mut ops: Vec<BatchOp> = (0..40)
+            .map(|piece| BatchOp::Write {
+                dst: a.far(place(piece) * 500, 500),
+                src: a.part(piece as usize * 500, 500),
+                notify: None,
+            })
+            .collect();
+        ops.push(BatchOp::Record { notify: 1 });
+        b.set(0, &vec![0; 60_000]);
+        let before = a.device.counters().unwrap().descriptors;
+        a.thread.batch(&a.channel, &ops).unwrap();
+        b.thread.wait(&b.channel, 1).unwrap();
+        finish(&a, &b);
+        assert_eq!(a.device.counters().unwrap().descriptors - before, posted);
+        for piece in 0..40 {
+            let found = b.get(place(piece as u64) as usize * 500, 500);
+            assert_eq!(
+                found,
+                sent[piece * 500..][..500],
+                "piece {piece} of {posted}"
+            );
+        }
+    }
+}
+
 /// What is read is here before the peer is told that it may change it.
 #[test]
 fn the_notify_of_a_read_follows_it() {

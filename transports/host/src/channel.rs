@@ -1,6 +1,7 @@
 //! Channels: one end of a connection.
 
 use std::fmt;
+use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -189,6 +190,9 @@ impl Device {
 }
 
 impl Channel {
+    /// Descriptors that [`Channel::post`] gives to a transport in one call.
+    pub const MOST_AT_ONCE: usize = 64;
+
     /// The device it belongs to.
     #[must_use]
     #[inline]
@@ -254,7 +258,7 @@ impl Channel {
     /// The local memory of each descriptor is valid (readable; writable for reads) and not touched
     /// by anyone else until the descriptor has completed.
     pub unsafe fn post(&self, lane: &Lane, batch: &[Descriptor<'_>]) -> Result<Posted> {
-        const CHUNK: usize = 16;
+        const CHUNK: usize = Channel::MOST_AT_ONCE;
         let mut total = Posted {
             accepted: 0,
             pending: 0,
@@ -290,17 +294,19 @@ impl Channel {
         }
         let limit = CHUNK.min(self.0.device.info().max_batch as usize);
         for chunk in batch.chunks(limit) {
-            let mut raw = [EMPTY; CHUNK];
+            // Most posts are of one: no room is filled for the others.
+            let mut raw = [const { MaybeUninit::<abi::DescriptorV1>::uninit() }; CHUNK];
             for (slot, descriptor) in raw.iter_mut().zip(chunk) {
-                *slot = to_raw(descriptor, lane.cookie());
+                slot.write(to_raw(descriptor, lane.cookie()));
             }
             let (mut accepted, mut inline_done) = (0u32, 0u32);
-            // SAFETY: the channel is alive, `turn` is ours, the objects behind the pointers are
-            // borrowed for the call; memory is the caller's promise.
+            // SAFETY: the channel is alive, `turn` is ours, `raw` begins with `chunk.len()` descriptors,
+            // the objects behind the pointers are borrowed for the call; memory is the caller's
+            // promise.
             let status = unsafe {
                 (self.0.device.0.calls.post)(
                     self.0.handle.as_ptr(),
-                    raw.as_ptr(),
+                    raw.as_ptr().cast(),
                     chunk.len() as u32,
                     &raw mut accepted,
                     &raw mut inline_done,

@@ -1,6 +1,7 @@
 //! Devices: what they are, and handles of open ones.
 
 use std::fmt;
+use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
@@ -256,17 +257,14 @@ impl Device {
             return Ok(busy);
         }
         loop {
-            let mut found = [abi::CompletionV1 {
-                cookie: 0,
-                status: 0,
-                reserved: 0,
-            }; 32];
+            // Mostly there are none: no room is filled for them.
+            let mut found = [const { MaybeUninit::<abi::CompletionV1>::uninit() }; 32];
             let mut count = 0u32;
             // SAFETY: as above; `found` has as many places as we say.
             let status = unsafe {
                 (self.0.calls.poll)(
                     self.0.handle.as_ptr(),
-                    found.as_mut_ptr(),
+                    found.as_mut_ptr().cast(),
                     found.len() as u32,
                     &raw mut count,
                 )
@@ -281,6 +279,8 @@ impl Device {
             busy = true;
             let lanes = self.0.lanes.lock().unwrap_or_else(PoisonError::into_inner);
             for completion in found {
+                // SAFETY: the plugin has filled as many as it says; any bits are a completion.
+                let completion = unsafe { completion.assume_init_ref() };
                 // In the order of their numbers.
                 let at = lanes.binary_search_by_key(&completion.cookie, |lane| lane.number);
                 if let Ok(at) = at {

@@ -331,6 +331,13 @@ impl Import {
         self.0.address
     }
 
+    /// Whether it is the same import.
+    #[must_use]
+    #[inline]
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     /// The channel through which it was imported.
     #[must_use]
     #[inline]
