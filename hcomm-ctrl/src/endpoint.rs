@@ -224,9 +224,15 @@ impl Endpoints {
     }
 }
 
+/// Addresses that a rank tells the others of: ranks look at all pairs of them, and a host of containers
+/// has hundreds.
+const MOST_ADDRESSES: usize = 16;
+
 /// Keeps what has an IP address only where it is one of an interface that the filter lets pass. What
 /// bridges and tunnels of this host have is left out as well, if there are others that lead to other
-/// hosts and none was asked for by name: the same address is often found on each host.
+/// hosts and none was asked for by name: the same address is often found on each host. One with the
+/// default route is no detour, as on a host whose cable is a port of its bridge. Of what is left after
+/// that the best [`MOST_ADDRESSES`] stay.
 fn choose_addresses<T>(
     list: &mut Vec<T>,
     filter: &InterfaceFilter,
@@ -243,14 +249,41 @@ fn choose_addresses<T>(
     // An address of no known interface stays: nothing speaks against it.
     list.retain(|item| interface_of(item).is_none_or(|found| filter.matches(&found.name)));
     let is_detour = |interface: &Interface| {
-        matches!(
+        let inside = matches!(
             interface.kind,
             InterfaceKind::Bridge | InterfaceKind::Tunnel
-        )
+        );
+        inside && !interface.default_route
     };
     let leads_away = |interface: &Interface| !interface.loopback && !is_detour(interface);
     if *filter == InterfaceFilter::all() && list.iter().filter_map(interface_of).any(leads_away) {
         list.retain(|item| interface_of(item).is_none_or(|found| !is_detour(found)));
+    }
+    let mut addresses: Vec<_> = list
+        .iter()
+        .enumerate()
+        .filter(|(_, item)| matches!(address_of(item), Address::Ip(_)))
+        .map(|(number, item)| {
+            let standing = interface_of(item).map(|found| {
+                (
+                    is_detour(found),
+                    !found.running,
+                    !found.default_route,
+                    !found.loopback,
+                )
+            });
+            (standing, number)
+        })
+        .collect();
+    addresses.sort_unstable();
+    let mut surplus: Vec<usize> = addresses
+        .into_iter()
+        .skip(MOST_ADDRESSES)
+        .map(|(_, number)| number)
+        .collect();
+    surplus.sort_unstable();
+    for number in surplus.into_iter().rev() {
+        list.remove(number);
     }
 }
 
@@ -351,5 +384,37 @@ mod tests {
         // Where nothing else leads out, a bridge does.
         let bare = [interfaces[0].clone(), interfaces[2].clone()];
         assert_eq!(chosen("", &bare).len(), 5);
+        // One with the default route does, whatever else there is.
+        let mut bridged = interfaces;
+        bridged[2].default_route = true;
+        assert_eq!(chosen("", &bridged).len(), 5);
+    }
+
+    #[test]
+    fn the_best_of_many_addresses_stay_and_those_that_were_chosen_by_name() {
+        let mut interfaces: Vec<Interface> = (0..40)
+            .map(|number| {
+                let name = format!("veth{number}");
+                interface(&name, InterfaceKind::Ethernet, &format!("10.0.{number}.1"))
+            })
+            .collect();
+        interfaces[30].default_route = true;
+        let chosen = |filter: &str| -> Vec<String> {
+            let addresses = interfaces.iter().map(|i| Address::Ip(i.addresses[0].ip));
+            let mut list: Vec<Address> = addresses.collect();
+            list.insert(7, Address::Id(5));
+            choose_addresses(&mut list, &filter.parse().unwrap(), &interfaces, |item| {
+                item
+            });
+            list.iter().map(ToString::to_string).collect()
+        };
+        let all = chosen("");
+        assert_eq!(all.len(), MOST_ADDRESSES + 1);
+        assert!(all.contains(&"10.0.30.1".to_owned()) && all.contains(&"10.0.0.1".to_owned()));
+        assert!(!all.contains(&"10.0.15.1".to_owned()));
+        assert_eq!(
+            chosen("=veth38"),
+            [&Address::Id(5).to_string(), "10.0.38.1"]
+        );
     }
 }

@@ -28,8 +28,8 @@ const LATENCY_NS: u64 = 5_000;
 const LOOPBACK_BYTES_PER_S: u64 = 3_000_000_000;
 /// A link that does not tell its speed is taken for one of 10 Gbit/s, as in most clouds.
 const BYTES_PER_S: u64 = 1_250_000_000;
-/// A host of containers has hundreds of addresses, and ranks would look at all pairs of them.
-const MAX_PLACES: usize = 16;
+/// Addresses that are listed: the layer above knows which are wanted, and takes few of them.
+const MAX_PLACES: usize = 1024;
 
 /// An address to listen at and to connect from.
 #[derive(Clone, Debug, PartialEq, Eq)]
