@@ -112,13 +112,20 @@ impl Channel {
         self.inner.own.encode()
     }
 
-    /// Ends this side; the peer sees it by the end of the stream.
+    /// Ends this side; the peer sees it by the end of the stream, behind what was sent before.
     pub(crate) fn destroy(&self) {
         let inner = &self.inner;
+        inner.send_the_rest();
         inner.end(STATUS_NOT_CONNECTED);
         inner.device.remove_channel(inner.number());
         lock(&inner.setup).give_up(&inner.device);
-        lock(&inner.inbound).cut();
+        let mut inbound = lock(&inner.inbound);
+        inbound.cut();
+        if let Some(link) = inner.link.get() {
+            // A connection that is closed with bytes unread is reset, and what is on its way is lost.
+            inbound.drain(&link.socket);
+        }
+        drop(inbound);
         let mut outbound = lock(&inner.outbound);
         outbound.cut();
         inner.note(&outbound);
@@ -145,6 +152,30 @@ impl ChannelInner {
         match self.state.load(Ordering::Acquire) {
             STATUS_OK => self.link.get().ok_or(STATUS_NOT_CONNECTED),
             status => Err(status),
+        }
+    }
+
+    /// Sends what waits, as far as the socket takes it: who destroys a channel does not wait for the
+    /// peer.
+    fn send_the_rest(&self) {
+        let Ok(link) = self.usable() else {
+            return;
+        };
+        let mut outbound = lock(&self.outbound);
+        while outbound.has_output() {
+            match self.pump(link, &mut outbound, u64::MAX) {
+                Pump::Went(pumped) if pumped.sent_bytes > 0 => {}
+                Pump::Went(_) => {
+                    let text = format!(
+                        "tcp {}: the channel ends before all was sent, because the peer takes nothing; \
+                         wait for a fence before",
+                        link.text
+                    );
+                    self.device.host.log(LOG_INFO, &text);
+                    return;
+                }
+                Pump::Failed(..) => return,
+            }
         }
     }
 
@@ -257,7 +288,7 @@ impl ChannelInner {
                 turn.rings = true;
             }
         }
-        if turn.moved || self.has_output.load(Ordering::Acquire) {
+        if turn.answers || self.has_output.load(Ordering::Acquire) {
             let mut outbound = lock(&self.outbound);
             if self.usable().is_ok() && outbound.has_output() {
                 match self.pump(link, &mut outbound, u64::MAX) {

@@ -323,6 +323,39 @@ fn both_sides_send_more_than_the_network_holds_before_either_receives() {
     assert!(at_a == source && at_b == source);
 }
 
+#[test]
+fn what_was_posted_before_an_end_arrives_if_there_is_room() {
+    const BYTES: usize = 1 << 20;
+    let (a, b) = pair();
+    let mut memory = vec![0u8; BYTES];
+    let owned = region(&b, &mut memory);
+    let target = import(&a, &b, &owned);
+    let source = vec![6u8; BYTES];
+    let whole = transfer(OP_WRITE, &source, &target);
+    // Until one stays here, because nobody reads.
+    let is_done = || ops::post(&a, &[whole]).inline_done == 1;
+    until("a full network", || (!is_done()).then_some(()));
+    let mut notify = transfer(OP_NOTIFY, &[], &target);
+    notify.bytes = 0;
+    assert_eq!(ops::post(&a, &[notify]).accepted, 1);
+    // What this end does not read would otherwise have its connection reset.
+    assert_eq!(
+        ops::post(&b, &[notify]).accepted,
+        1,
+        "{}",
+        b.inner.describe()
+    );
+    // Room is made, but nothing of what waits has gone when the end comes.
+    while b.inner.device().progress() {}
+    assert_eq!(recorded(&b, 0), 0);
+    drop((target, a));
+    until("the notify", || {
+        progress(&[&b]);
+        (recorded(&b, 0) == 1).then_some(())
+    });
+    assert!(memory == source);
+}
+
 /// Who is told that a descriptor is done may use its memory again.
 #[test]
 fn a_post_says_of_its_own_descriptors_alone_that_they_are_done() {

@@ -26,8 +26,8 @@ use crate::wire::{EXTRA, Frame, Kind, NOTIFY};
 
 /// Room for bytes that were not looked at yet.
 const BUFFER_BYTES: usize = 64 << 10;
-/// How many of them are read while no payload is expected: more would be copied once more if they
-/// are the begin of a long payload.
+/// How many of them are read at first while no payload is expected: what is the begin of a long one
+/// is copied once more. It grows while short frames fill it.
 const AHEAD_BYTES: usize = 8 << 10;
 /// The same behind a long payload.
 const BEHIND_BYTES: usize = 2 << 10;
@@ -53,6 +53,8 @@ pub(crate) struct Inbound {
     buffer: Box<[u8]>,
     begin: usize,
     end: usize,
+    /// How many bytes are read while no payload is expected.
+    ahead: usize,
     payload: Option<Payload>,
     handles: Handles,
 }
@@ -89,6 +91,8 @@ pub(crate) struct Turn {
     pub(crate) moved: bool,
     /// Something that a sleeper may wait for arrived.
     pub(crate) rings: bool,
+    /// The half that sends has something to do, or to tell.
+    pub(crate) answers: bool,
     /// The peer has closed the connection.
     pub(crate) ended: bool,
 }
@@ -119,6 +123,7 @@ impl Inbound {
             buffer: vec![0; BUFFER_BYTES].into(),
             begin: 0,
             end: 0,
+            ahead: AHEAD_BYTES,
             payload: None,
             handles: Handles::default(),
         }
@@ -138,10 +143,19 @@ impl Inbound {
                 break;
             }
             turn.moved = true;
+            let was_ahead = self.payload.is_none();
             self.take(around, &mut turn)?;
             // Less than there was room for: there is no more.
             if read < asked {
                 break;
+            }
+            if was_ahead {
+                let is_long = self.payload.as_ref().is_some_and(Payload::is_long);
+                self.ahead = if is_long {
+                    AHEAD_BYTES
+                } else {
+                    (self.ahead * 2).min(BUFFER_BYTES / 2)
+                };
             }
         }
         Ok(turn)
@@ -161,7 +175,7 @@ impl Inbound {
         } else if self.payload.is_some() {
             BUFFER_BYTES - self.end
         } else {
-            AHEAD_BYTES
+            self.ahead
         };
         let rest = &mut self.buffer[self.end..self.end + room];
         let asked = direct.bytes() as usize + room;
@@ -211,8 +225,8 @@ impl Inbound {
             turn.rings = true;
         }
         if !matches!(payload.to, Target::Region(_)) {
-            lock(around.outbound).end_read(STATUS_OK);
-            turn.rings = true;
+            lock(around.outbound).end_read();
+            (turn.answers, turn.rings) = (true, true);
         }
     }
 
@@ -231,15 +245,30 @@ impl Inbound {
             Kind::Write | Kind::WriteReduce => {
                 let memory = self.handles.get(frame.handle)?;
                 // The bounds now, so that nothing of it lands if they are wrong.
-                let entered = memory.enter(frame.offset, frame.bytes);
-                drop(entered.map_err(Failure::Refused)?);
+                let (place, entered) = memory
+                    .enter(frame.offset, frame.bytes)
+                    .map_err(Failure::Refused)?;
+                let here = &self.buffer[self.begin..self.end];
+                if let Some(whole) = here.get(..frame.bytes as usize)
+                    && frame.kind == Kind::Write
+                {
+                    place.store(whole);
+                    self.begin += whole.len();
+                    drop(entered);
+                    if let Some((index, fingerprint)) = notify {
+                        around.lines.record(index, fingerprint);
+                        turn.rings = true;
+                    }
+                    return Ok(());
+                }
+                drop(entered);
                 let reduction = if frame.kind == Kind::WriteReduce {
                     Some(Reduction::new(how, frame.bytes)?)
                 } else {
                     None
                 };
                 self.payload = Some(Payload {
-                    to: Target::Region(memory),
+                    to: Target::Region(Arc::clone(memory)),
                     at: frame.offset,
                     left: frame.bytes,
                     reduction,
@@ -255,7 +284,8 @@ impl Inbound {
                 let memory = self.handles.get(frame.handle)?;
                 let entered = memory.enter(frame.offset, frame.bytes);
                 drop(entered.map_err(Failure::Refused)?);
-                answer(around, Word::Data(memory, frame.offset, frame.bytes))?;
+                let word = Word::Data(Arc::clone(memory), frame.offset, frame.bytes);
+                answer(around, word, turn)?;
             }
             Kind::Data => {
                 let read = lock(around.outbound).oldest_read();
@@ -267,7 +297,7 @@ impl Inbound {
                     Ok((handle, bytes)) => (reply.handle, reply.bytes) = (handle, bytes),
                     Err(status) => reply = reply.with_status(status),
                 }
-                answer(around, Word::Frame(reply))?;
+                answer(around, Word::Frame(reply), turn)?;
             }
             Kind::Imported => {
                 let mut outbound = lock(around.outbound);
@@ -279,13 +309,13 @@ impl Inbound {
                     release.handle = frame.handle;
                     outbound.say(Word::Frame(release));
                 }
-                turn.rings = true;
+                (turn.answers, turn.rings) = (true, true);
             }
             Kind::Release => self.handles.remove(frame.handle),
             Kind::Flush => {
                 let mut reply = Frame::new(Kind::Flushed);
                 reply.offset = frame.offset;
-                answer(around, Word::Frame(reply))?;
+                answer(around, Word::Frame(reply), turn)?;
             }
             Kind::Flushed => {
                 lock(around.outbound)
@@ -309,6 +339,17 @@ impl Inbound {
         Ok((handle, bytes))
     }
 
+    /// Takes what is there off the socket, as far as it does not come faster.
+    pub(crate) fn drain(&mut self, socket: &OwnedFd) {
+        const MOST_CALLS: u32 = 256;
+        for _ in 0..MOST_CALLS {
+            match sys::receive(socket, Span::EMPTY, &mut self.buffer) {
+                Ok(1..) => {}
+                Ok(0) | Err(_) => return,
+            }
+        }
+    }
+
     /// The channel ends: nothing is placed any more.
     pub(crate) fn cut(&mut self) {
         self.payload = None;
@@ -317,7 +358,8 @@ impl Inbound {
 }
 
 /// Puts an answer into the way of the peer. It may not ask faster than it takes the answers.
-fn answer(around: &Around<'_>, word: Word) -> Result<(), Failure> {
+fn answer(around: &Around<'_>, word: Word, turn: &mut Turn) -> Result<(), Failure> {
+    turn.answers = true;
     let mut outbound = lock(around.outbound);
     if outbound.words() >= MAX_WORDS {
         return Err(Failure::Broken("more questions than it takes answers to"));
@@ -336,6 +378,11 @@ impl Reduction {
 }
 
 impl Payload {
+    /// Whether reading ahead of it was of little use.
+    const fn is_long(&self) -> bool {
+        self.left > BEHIND_BYTES as u64
+    }
+
     /// The answer to a read.
     fn of_read(read: Option<Read>, frame: &Frame) -> Result<Self, Failure> {
         let read = read.ok_or(Failure::Broken("data that nobody asked for"))?;
@@ -415,12 +462,12 @@ impl Handles {
         Some(u64::from(place) | (u64::from(*uses) << 32))
     }
 
-    fn get(&self, handle: u64) -> Result<Arc<Memory>, Failure> {
+    fn get(&self, handle: u64) -> Result<&Arc<Memory>, Failure> {
         let (place, uses) = (handle as u32, (handle >> 32) as u32);
         self.list
             .get(place as usize)
             .filter(|(now, _)| *now == uses)
-            .and_then(|(_, memory)| memory.clone())
+            .and_then(|(_, memory)| memory.as_ref())
             .ok_or(Failure::Refused(STATUS_STALE_KEY))
     }
 

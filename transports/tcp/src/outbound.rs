@@ -230,10 +230,10 @@ impl Outbound {
         self.reads.front().copied()
     }
 
-    /// The oldest read ends.
-    pub(crate) fn end_read(&mut self, status: i32) {
+    /// The oldest read is done.
+    pub(crate) fn end_read(&mut self) {
         if let Some(read) = self.reads.pop_front() {
-            self.complete(read.cookie, status);
+            self.complete(read.cookie);
         }
     }
 
@@ -343,7 +343,7 @@ impl Outbound {
         {
             self.waiting.pop_front();
             if self.put(number, job) {
-                self.complete(job.cookie, STATUS_OK);
+                self.complete(job.cookie);
             }
         }
     }
@@ -492,8 +492,8 @@ impl Outbound {
         }
     }
 
-    fn complete(&mut self, cookie: u64, status: i32) {
-        self.done.push_back(completion(cookie, status));
+    fn complete(&mut self, cookie: u64) {
+        self.done.push_back(completion(cookie, STATUS_OK));
     }
 
     /// Completions to be polled.

@@ -197,16 +197,18 @@ impl Vectors {
 /// each is of a descriptor that has not completed, of a region that was entered, or of a buffer of
 /// the caller.
 pub(crate) fn send(socket: &OwnedFd, vectors: &Vectors) -> Result<usize, Errno> {
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    if let [only] = &vectors.list[..vectors.count] {
+        // The kernel need not fetch a message first: a tenth of the time of a short one.
+        return repeat(|| {
+            // SAFETY: the piece is alive; the kernel only reads it.
+            unsafe { libc::send(socket.as_raw_fd(), only.iov_base, only.iov_len, flags) }
+        });
+    }
     let message = message(&vectors.list[..vectors.count]);
     repeat(|| {
         // SAFETY: the message and what it points to are alive; the kernel only reads the pieces.
-        unsafe {
-            libc::sendmsg(
-                socket.as_raw_fd(),
-                &raw const message,
-                libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
-            )
-        }
+        unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, flags) }
     })
 }
 
@@ -218,12 +220,26 @@ pub(crate) fn receive(socket: &OwnedFd, target: Span, rest: &mut [u8]) -> Result
         iov_base: span.base.cast(),
         iov_len: span.bytes,
     };
+    if target.bytes == 0 {
+        // As in `send`.
+        return repeat(|| {
+            // SAFETY: `rest` is borrowed for writing.
+            unsafe {
+                libc::recv(
+                    socket.as_raw_fd(),
+                    rest.as_mut_ptr().cast(),
+                    rest.len(),
+                    libc::MSG_DONTWAIT,
+                )
+            }
+        });
+    }
     let rest = Span {
         base: rest.as_mut_ptr(),
         bytes: rest.len(),
     };
     let both = [vector(target), vector(rest)];
-    let mut message = message(if target.bytes > 0 { &both } else { &both[1..] });
+    let mut message = message(&both);
     repeat(|| {
         // SAFETY: the message is ours; `rest` is borrowed for writing, `target` may be written by
         // the words above.
