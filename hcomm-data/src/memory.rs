@@ -672,6 +672,11 @@ impl<'a> Transfer<'a> {
         matches!(self, Self::Read { .. } | Self::ReadReduce { .. })
     }
 
+    /// Bytes that it moves.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.ends().map_or(0, |(_, remote)| remote.bytes)
+    }
+
     const fn ends(&self) -> Option<(Place<'a>, Remote<'a>)> {
         match *self {
             Self::Write { local, remote, .. }

@@ -444,7 +444,7 @@ impl Runner {
         let get = |index: usize| {
             get(index).ok_or_else(|| Error::new(ErrorKind::Internal, "a batch in a batch"))
         };
-        if self.index == 0 && !self.at.has_begun() {
+        if self.index == 0 && !self.at.has_begun() && !self.in_flight.is_empty()? {
             // Earlier tasks first: what they read must be here before it is sent, and what they
             // send must be gone before it is overwritten.
             let (mut reads, mut notifies) = (false, false);
@@ -470,8 +470,10 @@ impl Runner {
             let mut list: SmallVec<[Transfer<'_>; CHUNK]> = SmallVec::new();
             // How many tasks are behind each: what lies side by side here and there goes as one.
             let mut tasks: SmallVec<[usize; CHUNK]> = SmallVec::new();
-            let (mut reads, mut next) = (false, self.index);
-            while next < count {
+            let (mut reads, mut bytes) = (!self.in_flight.has_no_reads()?, 0);
+            let mut next = self.index;
+            // No more than is worth a call: the peer takes it while the rest is made ready.
+            while next < count && bytes < BYTES_AT_ONCE {
                 let Some(transfer) = single(get(next)?, channel) else {
                     break;
                 };
@@ -479,6 +481,7 @@ impl Runner {
                 if reads && has_notify(&transfer) {
                     break;
                 }
+                bytes += transfer.bytes();
                 let last = list.last_mut().zip(tasks.last_mut());
                 if let Some((before, tasks)) = last
                     && let Some(both) = before.joined(&transfer, most, notifies)
@@ -494,11 +497,7 @@ impl Runner {
                 next += 1;
             }
             // One by one: what is mapped, too long for one descriptor, or has to wait for reads.
-            let alone = match list.first() {
-                None => true,
-                Some(first) => has_notify(first) && !self.in_flight.has_no_reads()?,
-            };
-            if alone {
+            if list.is_empty() {
                 if !self.step(get(self.index)?, own)? {
                     return Ok(false);
                 }
@@ -977,6 +976,10 @@ impl Runner {
         Ok(false)
     }
 }
+
+/// Bytes of a batch that are enough for one call to a transport: a call then costs a hundredth of what
+/// they do.
+const BYTES_AT_ONCE: u64 = 256 << 10;
 
 /// A part of a transfer.
 #[derive(Clone, Copy)]
