@@ -420,7 +420,12 @@ impl Joining {
         }
         let (ranks, cores) =
             cores::share(&facts[rank.index()].cores, local.map(|facts| &facts.cores));
-        let waiter = (self.surroundings.waiter)(WaitPolicy::for_load(ranks, cores))?;
+        let policy = if self.settings.sleeping_waits() {
+            WaitPolicy::ASLEEP
+        } else {
+            WaitPolicy::for_load(ranks, cores)
+        };
+        let waiter = (self.surroundings.waiter)(policy)?;
         tracing::debug!(%rank, size, ranks, cores, "topology known; ranks that share cores");
 
         self.reach(Step::Resources);

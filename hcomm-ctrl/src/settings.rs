@@ -109,6 +109,12 @@ pub const VARIABLES: [Variable; 13] = [
         default: "built-in numbers",
         known_as: &["NCCL_TUNER_CONFIG_FILE"],
     },
+    Variable {
+        name: "HCOMM_WAIT",
+        meaning: "how a rank waits: spin (it looks for a moment before it sleeps, where it has a core) or sleep (at once, as others need the cores)",
+        default: "spin",
+        known_as: &[],
+    },
 ];
 
 /// What a file says about the cluster.
@@ -134,6 +140,7 @@ pub struct Settings {
     transport_path: Option<String>,
     topology: Option<Topology>,
     tuning: Option<String>,
+    sleeping_waits: bool,
     log: Option<String>,
 }
 
@@ -151,6 +158,7 @@ impl Default for Settings {
             transport_path: None,
             topology: None,
             tuning: None,
+            sleeping_waits: false,
             log: None,
         }
     }
@@ -212,6 +220,13 @@ impl Settings {
                 "HCOMM_TRANSPORTS" => settings.transports = Some(value),
                 "HCOMM_TRANSPORT_PATH" => settings.transport_path = Some(value),
                 "HCOMM_TUNING" => settings.tuning = Some(value),
+                "HCOMM_WAIT" => {
+                    settings.sleeping_waits = match value.as_str() {
+                        "spin" => false,
+                        "sleep" => true,
+                        _ => return Err(bad_value(&name, &value, "spin or sleep")),
+                    };
+                }
                 _ => return Err(unknown(&name)),
             }
         }
@@ -318,6 +333,19 @@ impl Settings {
     #[must_use]
     pub const fn with_exec_timeout(mut self, timeout: Duration) -> Self {
         self.exec_timeout = timeout;
+        self
+    }
+
+    /// Whether a rank that waits sleeps at once.
+    #[must_use]
+    pub const fn sleeping_waits(&self) -> bool {
+        self.sleeping_waits
+    }
+
+    /// Option for `HCOMM_WAIT`: `true` for `sleep`.
+    #[must_use]
+    pub const fn with_sleeping_waits(mut self, sleeping: bool) -> Self {
+        self.sleeping_waits = sleeping;
         self
     }
 
@@ -576,6 +604,7 @@ mod tests {
                 "HCOMM_JOB_KEY_FILE" => path,
                 "HCOMM_ROOT" => "a:1",
                 "HCOMM_DETERMINISTIC" => "1",
+                "HCOMM_WAIT" => "sleep",
                 _ => "7",
             };
             let settings = from(&[(variable.name, value)]).unwrap();
@@ -607,6 +636,7 @@ mod tests {
             ("HCOMM_CONNECT_TIMEOUT", "NaN"),
             ("HCOMM_CONNECT_TIMEOUT", "1e99"),
             ("HCOMM_DETERMINISTIC", "yes"),
+            ("HCOMM_WAIT", "block"),
             ("HCOMM_EXEC_TIMEOUT", "ten"),
             ("HCOMM_BUFFER_BYTES", "0"),
             ("HCOMM_BUFFER_BYTES", "16T"),

@@ -135,6 +135,14 @@ impl WaitPolicy {
     /// The longest sleep, in slices: each piece costs some system calls with cold caches, and who
     /// has waited for a second can learn of a death a tenth of a second later.
     pub const LONGEST_SLICES: u32 = 5;
+    /// A look, and then sleep.
+    pub const ASLEEP: Self = Self {
+        spins: 1,
+        yields: 0,
+        slice: Duration::from_millis(20),
+        spare: 0,
+    };
+
     /// Sleeps of one length, before they become a slice longer.
     const SLEEPS_A_LENGTH: u32 = 4;
 
