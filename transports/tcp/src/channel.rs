@@ -2,7 +2,7 @@
 
 mod connect;
 
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -54,6 +54,8 @@ pub(crate) struct ChannelInner {
     completed: AtomicUsize,
     /// Whether room in the socket is watched for.
     watches_room: AtomicBool,
+    /// The turn of the device in which something moved last.
+    pub(crate) moved_in: AtomicU32,
 }
 
 /// The way to the peer.
@@ -100,6 +102,7 @@ impl Channel {
             has_output: AtomicBool::new(false),
             completed: AtomicUsize::new(0),
             watches_room: AtomicBool::new(false),
+            moved_in: AtomicU32::new(0),
         });
         device.add_channel(&inner);
         Ok(Self {
@@ -247,6 +250,11 @@ impl ChannelInner {
         }
     }
 
+    /// Whether there is anything to send.
+    pub(crate) fn has_output(&self) -> bool {
+        self.has_output.load(Ordering::Acquire)
+    }
+
     /// The half that sends, for `post` and `flush`.
     pub(crate) const fn outbound(&self) -> &Mutex<Outbound> {
         &self.outbound
@@ -288,7 +296,7 @@ impl ChannelInner {
                 turn.rings = true;
             }
         }
-        if turn.answers || self.has_output.load(Ordering::Acquire) {
+        if turn.answers || self.has_output() {
             let mut outbound = lock(&self.outbound);
             if self.usable().is_ok() && outbound.has_output() {
                 match self.pump(link, &mut outbound, u64::MAX) {

@@ -1,7 +1,7 @@
 //! An open device: its listener, its channels and regions, and how all of them move on.
 
 use core::mem::MaybeUninit;
-use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
@@ -22,6 +22,12 @@ use crate::wire::Token;
 
 /// Channels up to this number are asked one by one: for more, one call says which have something.
 const FEW: usize = 2;
+/// A channel on which nothing has moved for so many turns is looked at only in each `QUIET_TURNS`th one,
+/// while something moves on a few others: each look is a system call.
+const QUIET_AFTER: u32 = 256;
+const QUIET_TURNS: u32 = 8;
+/// With more channels it takes too long to find out which are quiet.
+const MANY: usize = 16;
 /// Sockets that are served in one turn.
 const EVENTS: usize = 64;
 /// What the listener and those who have not said who they are have in place of a channel's number.
@@ -52,6 +58,8 @@ pub(crate) struct DeviceCore {
     pub(crate) with_output: AtomicUsize,
     /// Completions to be polled.
     pub(crate) completed: AtomicUsize,
+    /// Turns of `progress`.
+    turns: AtomicU32,
     open: AtomicUsize,
     pub(crate) tally: Tally,
 }
@@ -114,6 +122,7 @@ impl DeviceCore {
             unconnected: AtomicUsize::new(0),
             with_output: AtomicUsize::new(0),
             completed: AtomicUsize::new(0),
+            turns: AtomicU32::new(0),
             open: AtomicUsize::new(0),
             tally: Tally::default(),
         };
@@ -189,15 +198,35 @@ impl DeviceCore {
             self.look_at_door();
         }
         let channels = lock(&self.channels);
+        // One OS thread at a time is here.
+        let number = self.turns.load(Ordering::Relaxed).wrapping_add(1);
+        self.turns.store(number, Ordering::Relaxed);
+        let is_busy = |channel: &ChannelInner| {
+            let moved_in = channel.moved_in.load(Ordering::Relaxed);
+            number.wrapping_sub(moved_in) < QUIET_AFTER
+        };
+        let busy = if channels.len() <= MANY {
+            channels.values().filter(|channel| is_busy(channel)).count()
+        } else {
+            channels.len()
+        };
+        let at_all = busy == 0 || number.is_multiple_of(QUIET_TURNS);
         let (mut moved, mut rings) = (false, false);
         let mut serve = |channel: &ChannelInner, arrivals: bool| {
             let turn = channel.progress(arrivals);
+            if turn.moved {
+                channel.moved_in.store(number, Ordering::Relaxed);
+            }
             moved |= turn.moved;
             rings |= turn.rings;
         };
-        if channels.len() <= FEW {
+        if channels.len() <= FEW || (busy <= FEW && !at_all) {
             for channel in channels.values() {
-                serve(channel, true);
+                if at_all || is_busy(channel) {
+                    serve(channel, true);
+                } else if channel.has_output() {
+                    serve(channel, false);
+                }
             }
         } else {
             let mut events = [const { MaybeUninit::<epoll::Event>::uninit() }; EVENTS];
