@@ -3,6 +3,7 @@
 
 Called by `cargo xtask peers`, which builds hcomm and names it in $HCOMM."""
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -12,11 +13,12 @@ import sys
 import time
 import unittest
 
+import hosts
 import jobs
 import launch
 import tables
 
-SECTIONS = ("p2p", "coll2", "coll4", "coll8", "limits", "start")
+SECTIONS = ("p2p", "coll2", "coll4", "coll8", "limits", "start", "net")
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 PAGE = os.path.join(ROOT, "PERFORMANCE.md")
 
@@ -33,8 +35,8 @@ def main():
                         help="where the samples go [target/peers/latest.json]")
     parser.add_argument("--table", metavar="FILE", help="measure nothing, print FILE's tables")
     parser.add_argument("--write", action="store_true",
-                        help="put the tables into PERFORMANCE.md, between the marks for runs with p2p "
-                             "or for those without")
+                        help="put the tables into PERFORMANCE.md, between the marks for runs with p2p, "
+                             "of net alone, or for others")
     options = parser.parse_args()
     if options.sections == ["selftest"]:
         return selftest()
@@ -53,7 +55,7 @@ def main():
     # What is judged by goals, and by the mean of all points.
     has_p2p = "p2p" in sections
     parts = [tables.goals(data)] if has_p2p else []
-    parts += [tables.collectives(data), tables.sections(data, options.sections and sections)]
+    parts += [tables.net(data), tables.collectives(data), tables.sections(data, options.sections and sections)]
     print("\n".join((tables.head(data), *parts, tables.footnotes(data))))
     failed = [] if options.table else tables.unmeasured(data)
     if failed:
@@ -61,7 +63,8 @@ def main():
     if failed or data["meta"].get("interrupted"):
         return 1
     if options.write:
-        marks = tables.MARKS if has_p2p else tables.COLLECTIVE_MARKS
+        marks = (tables.MARKS if has_p2p else tables.NET_MARKS if sections == ["net"]
+                 else tables.COLLECTIVE_MARKS)
         tables.paste(PAGE, data, marks, *parts)
         say("written into " + PAGE)
     return 0
@@ -83,7 +86,8 @@ def measure(sections, options, out):
     done, failed = dict.fromkeys(wanted, 0), dict.fromkeys(wanted, 0)
     begin = time.time()
     end = begin + options.budget
-    with launch.Launcher() as launcher:
+    two_hosts = hosts.Hosts() if "net" in sections else contextlib.nullcontext()
+    with launch.Launcher() as launcher, two_hosts:
         try:
             for number in range(options.rounds):
                 # Another order in each round: a job does not always meet its neighbour's state.

@@ -9,6 +9,7 @@ import os
 import re
 import socket
 
+import hosts
 from launch import BIN, PEERS
 
 LATENCY = (8, 64, 1024, 4096, 8192, 65536, 131072, 1 << 20)
@@ -27,6 +28,8 @@ def of(section):
         return {**mpi_p2p(), **ucx_p2p(), **iox2(), **hcomm_p2p(), **floors}
     if section == "start":
         return start()
+    if section == "net":
+        return net()
     ranks = int(section.removeprefix("coll"))
     floors = limits("allreduce") if ranks == 2 else {}
     return {**collectives(ranks), **hcomm_collectives(ranks), **floors}
@@ -62,17 +65,21 @@ def limits(*names):
 HCOMM = os.environ.get("HCOMM", "hcomm")
 
 
+def perf(ranks, size, operation, *options):
+    return [HCOMM, "perf", operation, "-p", str(ranks), "-b", str(size), "-e", str(size),
+            "--json", "-", *options]
+
+
 def hcomm(key, ranks, size, operation, *options):
     """`hcomm perf` at one size. Peers print the mean of a loop, so the mean is taken here, too."""
-    command = [HCOMM, "perf", operation, "-p", str(ranks), "-b", str(size), "-e", str(size),
-               "--json", "-", *options]
+    command = perf(ranks, size, operation, *options)
 
     def parse(text, _job):
         found = []
         for row in json.loads(text)["rows"] if text.startswith("{") else []:
             times = row["time_us"]
             value, unit = times["avg"], "us"
-            if key in ("bw", "putbw"):
+            if key in ("bw", "putbw") or key.startswith("bw/"):
                 value, unit = row["algbw_gbps"] * times["median"] / times["avg"], "GB/s"
             elif key.startswith("rate"):
                 value, unit = row["msgrate_mps"] * times["median"] / times["avg"], "Mmsg/s"
@@ -319,4 +326,40 @@ def start():
         jobs["gloo", ranks] = gloo(ranks, ["first", "4", "0.01"])
         jobs["oneccl", ranks] = oneccl(ranks, ["first", "4", "0.01"])
         jobs["hcomm/user", ranks] = first_result(ranks)
+    return jobs
+
+
+# ---- two hosts
+
+def net():
+    """A rank on each of two hosts with a cable: plain sockets as floors, hcomm over tcp, the MPIs
+    over theirs."""
+    jobs = {}
+    lat, bw = (8, 64 << 10, 1 << 20), (64 << 10, 1 << 20, 16 << 20)
+    for mode, numbers in (("lat", lat), ("lat-sleep", lat), ("stream", bw)):
+        jobs["sockets", mode] = job(hosts.sockets(mode, sizes(numbers)), timeout=30)
+
+    def ours(key, size, operation, *options, env=None):
+        one = hcomm(key, 2, size, operation, "-d", "int8", "--memory", "user", *options)
+        one["cmds"] = hosts.on_each(perf(2, size, operation, "-d", "int8", "--memory", "user",
+                                         *options))
+        one["env"] = env or {}
+        jobs["hcomm/user", key, size] = one
+
+    for size in lat:
+        ours("putpp", size, "write_notify")
+        ours("putpp-sleep", size, "write_notify", env=dict(HCOMM_WAIT="sleep"))
+    for size in bw:
+        ours("putbw", size, "write", "--stream", str(min(64, (64 << 20) // size)))
+    ours("bw/one-by-one", 64, "write", "--stream", "64")
+    ours("bw/batch-64", 64, "batch_write", "--batch", "64")
+    ours("bw/batch-1024", 1024, "batch_write", "--batch", "1024")
+    for size in COLLECTIVE:
+        one = hcomm("allreduce", 2, size, "all_reduce")
+        one["cmds"] = hosts.on_each(perf(2, size, "all_reduce"))
+        jobs["hcomm/user", "allreduce", size] = one
+    for peer in ("ompi4-tcp", "ompi5-tcp", "mpich4-tcp", "mpich5-tcp", "impi-tcp"):
+        for mode, numbers in (("lat", lat), ("bw", bw), ("allreduce", COLLECTIVE)):
+            command, env = hosts.mpi(peer, [mode, "-s", sizes(numbers), "-t", "0.05"])
+            jobs[peer, mode] = job(command, env, 60)
     return jobs

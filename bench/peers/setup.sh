@@ -87,4 +87,5 @@ iox2() {
 }
 
 build limits limits.c gcc -O3 -march=native
+build sockets sockets.c gcc -O2
 for name in ompi4 ompi5 mpich4 mpich5 impi oneccl gloo iox2; do peer "$name" "$name"; done

@@ -11,6 +11,8 @@ FEW = 5  # cells with fewer samples are put in brackets
 MARKS = ("<!-- peers:begin -->", "<!-- peers:end -->")
 # Those of a run without the section p2p.
 COLLECTIVE_MARKS = ("<!-- peers-collectives:begin -->", "<!-- peers-collectives:end -->")
+# Those of a run with the section net alone.
+NET_MARKS = ("<!-- peers-net:begin -->", "<!-- peers-net:end -->")
 # Here ranks share cores or take long, and the state is not told apart.
 ONE_STATE = ("coll4", "coll8", "start", "net", "rate")
 RISING = ("GB/s", "Mmsg/s")
@@ -159,6 +161,65 @@ def goals(data):
     return "### hcomm against the best peer\n\n" + markdown(
         ("measure", "size", "unit", "cores", "best peer", "floor", "hcomm", "ratio", "goal", "met"),
         lines)
+
+
+# Rows of the table of two hosts: title, sizes, unit, key of the peers, of hcomm, of the floor, and
+# what is wished against the best peer and against the floor.
+NET_GOALS = (
+    ("write + notify, half round trip", (8, 64 << 10, 1 << 20), "us", "lat", "putpp", "lat",
+     0.85, 1.15),
+    ("the same, who waits sleeps", (8, 64 << 10, 1 << 20), "us", None, "putpp-sleep", "lat-sleep",
+     None, 1.15),
+    ("streamed write", (64 << 10, 1 << 20, 16 << 20), "GB/s", "bw", "putbw", "stream",
+     1.2, 0.95),
+    ("all_reduce of 2 ranks", (8, 1 << 10, 8 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20), "us",
+     "allreduce", "allreduce", None, 0.85, None),
+)
+
+
+def net(data):
+    """The table of two hosts; empty if that was not measured."""
+    found, lines = cells(data), []
+    state = "all"
+
+    def one(key, unit, size, of):
+        return best(lookup(found, "net", (key,), unit, state, size, of), unit)
+
+    for title, sizes, unit, theirs, ours, floor, of_peer, of_floor in NET_GOALS:
+        for size in sizes:
+            mine = one(ours, unit, size, is_hcomm)
+            peer = theirs and one(theirs, unit, size, lambda p: not is_hcomm(p) and p != "sockets")
+            bare = floor and one(floor, unit, size, lambda p: p == "sockets")
+            if not mine:
+                continue
+            texts = []
+            for other, factor in ((peer, of_peer), (bare, of_floor)):
+                if not other or factor is None:
+                    texts += ["", ""]
+                    continue
+                ratio = mine[0].median / other[0].median
+                met = ratio >= factor if unit in RISING else ratio <= factor
+                sign = "≥" if unit in RISING else "≤"
+                texts += ["%.2f" % ratio, "%s %g: %s" % (sign, factor, "yes" if met else "no")]
+            lines.append((title, bytes_text(size), unit,
+                          "%s %s" % (value(peer[0]), peer[1]) if peer else "",
+                          value(bare[0]) if bare else "", value(mine[0]), *texts))
+    if not lines:
+        return ""
+    text = "### Two hosts: hcomm over tcp, the best peer, plain sockets\n\n" + markdown(
+        ("measure", "size", "unit", "best peer", "sockets", "hcomm", "÷ peer", "goal", "÷ sockets",
+         "goal"), lines)
+    rate = {key: one(key, "GB/s", size, is_hcomm) for key, size in (("bw/one-by-one", 64), ("bw/batch-64", 64), ("bw/batch-1024", 1024))}
+    peak = [one("putbw", "GB/s", size, is_hcomm) for size in (64 << 10, 1 << 20, 16 << 20)]
+    peak = max((cell.median for cell, _ in filter(None, peak)), default=None)
+    single, batch, kilo = (rate[key] and rate[key][0].median for key in rate)
+    if single and batch:
+        text += "\n64-byte writes in batches of 64 ÷ one by one: **%.1f** (goal ≥ 10.8).\n" % (
+            batch / single)
+    if kilo and peak:
+        text += "1 KiB writes in batches of 1024 ÷ the fastest stream: **%.2f** (goal ≥ 0.85).\n" % (
+            kilo / peak)
+    return text
 
 
 def wish(goal):

@@ -25,6 +25,26 @@ PUT = {
 }
 
 
+class Net(unittest.TestCase):
+    def test_hcomm_is_held_against_peer_and_sockets(self):
+        samples = {
+            "net|sockets|lat|2|8|us": [[2.0, 30]] * 5,
+            "net|impi-tcp|lat|2|8|us": [[5.0, 30]] * 5,
+            "net|hcomm/user|putpp|2|8|us": [[3.0, 30], [3.0, 170]] * 3,
+            "net|sockets|stream|2|1048576|GB/s": [[4.0, 30]] * 5,
+            "net|hcomm/user|putbw|2|1048576|GB/s": [[4.0, 30]] * 5,
+            "net|hcomm/user|bw/one-by-one|2|64|GB/s": [[0.01, 30]],
+            "net|hcomm/user|bw/batch-64|2|64|GB/s": [[0.2, 30]],
+            "net|hcomm/user|bw/batch-1024|2|1024|GB/s": [[3.0, 30]],
+        }
+        text = tables.net(data(samples))
+        self.assertEqual(line(text, "8 B")[-4:], ["0.60", "≤ 0.85: yes", "1.50", "≤ 1.15: no"])
+        self.assertEqual(line(text, "1 MiB")[-4:], ["", "", "1.00", "≥ 0.95: yes"])
+        self.assertIn("one by one: **20.0**", text)
+        self.assertIn("fastest stream: **0.75**", text)
+        self.assertEqual(tables.net(data({})), "")
+
+
 class Collectives(unittest.TestCase):
     def test_the_mean_is_over_all_points_with_a_peer(self):
         samples = {
