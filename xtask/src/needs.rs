@@ -105,6 +105,12 @@ pub(crate) fn programs(purpose: For) -> Result<(), Error> {
     )
 }
 
+/// Tests that say that they pass without having tested anything here, and why.
+pub(crate) fn untested() -> Option<&'static str> {
+    let missing = !is_root() || !in_path("ip");
+    missing.then_some("the tests of two hosts need root and the program `ip` (iproute2)")
+}
+
 /// Makes sure that rustfmt, clippy and nextest are there.
 pub(crate) fn tools() -> Result<(), Error> {
     for (component, question) in [

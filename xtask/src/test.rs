@@ -143,5 +143,8 @@ fn close(done: &[(&str, bool, Duration)], tally: &Tally, took: Duration) {
         let word = if *passed { "ok" } else { "FAILED" };
         eprintln!("{word:>12} [{:>8.3}s] {name}", took.as_secs_f64());
     }
+    if let Some(why) = needs::untested() {
+        eprintln!("{:>12} {why}", "NOT TESTED");
+    }
     eprintln!("{}", tally.summary(took));
 }
