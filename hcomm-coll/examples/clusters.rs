@@ -21,12 +21,14 @@ use hcomm_types::{DataType, Rank, ReduceOp};
 const ALL: Limits = Limits {
     tasks: 600_000,
     work: 60_000_000,
+    ..Limits::CHOICE
 };
 
 /// A flat ring is simulated in its longest slices when it has many more tasks.
 const RING: Limits = Limits {
     tasks: 16_000_000,
     work: u64::MAX,
+    ..Limits::CHOICE
 };
 
 const BYTES: [u64; 3] = [64 << 10, 4 << 20, 64 << 20];

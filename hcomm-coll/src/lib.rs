@@ -40,6 +40,7 @@ mod bind;
 mod communicator;
 pub mod cost;
 mod fingerprint;
+mod fitted;
 mod given;
 pub mod plan;
 mod planner;

@@ -8,12 +8,14 @@ use hcomm_data::{MessageLink, Program};
 use hcomm_types::{Error, ErrorKind, Rank, Result};
 use rustc_hash::FxHashMap;
 
-use crate::algorithms::{self, Algorithm, Params};
+use crate::algorithms::{self, Algorithm, Ordered, Params};
 use crate::bind;
 use crate::cost::{Chooser, Machine, STREAM, Terms};
 use crate::fingerprint;
+use crate::fitted::Fitted;
 use crate::given::Given;
 use crate::plan::{Operation, RankPlan, Shape, Task};
+use crate::simulate;
 use crate::verify::{self, Proof};
 
 /// Programs kept. Beyond that the one not used for the longest time goes, so that calls with ever
@@ -96,6 +98,8 @@ pub(crate) enum Choice {
     Streams,
     /// A plan of this algorithm.
     Plan(&'static dyn Algorithm, Params),
+    /// A plan that was found for the cluster of a file.
+    Fitted(Arc<simulate::Way>),
 }
 
 impl Choice {
@@ -104,6 +108,7 @@ impl Choice {
         match self {
             Self::Streams => STREAM,
             Self::Plan(algorithm, _) => algorithm.name(),
+            Self::Fitted(way) => way.algorithm.name(),
         }
     }
 }
@@ -112,6 +117,7 @@ impl Choice {
 #[derive(Debug)]
 pub(crate) struct Planner {
     chooser: Chooser,
+    fitted: Fitted,
     bound: FxHashMap<Key, Kept>,
     /// Of the algorithm that is forced now.
     latest: Option<Latest>,
@@ -131,6 +137,7 @@ impl Planner {
     pub(crate) fn new(chooser: Chooser, deterministic: bool) -> Self {
         Self {
             chooser,
+            fitted: Fitted::default(),
             bound: FxHashMap::default(),
             latest: None,
             uses: 0,
@@ -144,6 +151,7 @@ impl Planner {
     /// Chooses by other costs from now on.
     pub(crate) fn use_costs(&mut self, machine: Machine) {
         self.chooser = Chooser::new(machine, self.chooser.site().clone());
+        self.fitted = Fitted::default();
         self.latest = None;
         // What was chosen by the old ones may go another way now.
         self.bound.clear();
@@ -226,6 +234,9 @@ impl Planner {
                 (algorithm, SLICE_BYTES, 1)
             }
             None => {
+                if let Some(way) = self.fitted(shape, &terms, membership) {
+                    return Ok(Choice::Fitted(way));
+                }
                 let means = self
                     .chooser
                     .choose(shape, &terms)
@@ -251,6 +262,22 @@ impl Planner {
                 flows: self.flows.filter(|_| !is_message).unwrap_or(flows),
             },
         ))
+    }
+
+    /// The way of a shape where a file says how the ranks are wired, and wires are what counts.
+    fn fitted(
+        &self,
+        shape: &Shape,
+        terms: &Terms,
+        membership: &Membership,
+    ) -> Option<Arc<simulate::Way>> {
+        let cluster = membership.cluster()?;
+        if self.deterministic || self.flows.is_some() || self.chooser.site().maps_all() {
+            return None;
+        }
+        let machine = self.chooser.machine();
+        self.fitted
+            .way(cluster.graph(), shape, machine, terms.scratch_bytes)
     }
 
     /// What ways of a shape may use and have to keep.
@@ -297,6 +324,8 @@ impl Planner {
                 Choice::Plan(algorithm, params) => {
                     self.chooser.predict(algorithm, shape, &params).ok()
                 }
+                // Known for the size that stands for this one only.
+                Choice::Fitted(_) => None,
             }
         };
         Ok(prediction.map(|found| found.total_ps as f64 / 1000.0))
@@ -458,6 +487,13 @@ impl Planner {
             )),
             (Choice::Plan(algorithm, params), _) => {
                 Self::bind_plan(shape, membership, algorithm, &params)
+            }
+            (Choice::Fitted(way), _) => {
+                let ordered = way.order.clone();
+                match ordered.and_then(|order| Ordered::new(way.algorithm, order)) {
+                    Some(ordered) => Self::bind_plan(shape, membership, &ordered, &way.params),
+                    None => Self::bind_plan(shape, membership, way.algorithm, &way.params),
+                }
             }
         }
     }

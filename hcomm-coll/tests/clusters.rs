@@ -86,6 +86,7 @@ fn what_is_chosen_is_nearly_the_best_and_beats_a_flat_ring() {
     let limits = Limits {
         tasks: 60_000,
         work: 20_000_000,
+        ..Limits::CHOICE
     };
     for (name, bytes, least) in [
         ("mesh8", 64 << 10, 3.0),

@@ -30,7 +30,7 @@ pub struct Variable {
 pub const DEFAULT_BUFFER_BYTES: u64 = 16 << 20;
 
 /// Every environment variable that starts with `HCOMM_`. Others with that beginning are errors.
-pub const VARIABLES: [Variable; 13] = [
+pub const VARIABLES: [Variable; 14] = [
     Variable {
         name: "HCOMM_BUFFER_BYTES",
         meaning: "size of a communicator's own buffer: a number, with K, M or G for powers of 1024; the same on all ranks",

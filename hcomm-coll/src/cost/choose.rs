@@ -571,7 +571,7 @@ fn only_one(shape: &Shape) -> Option<Means> {
 
 /// The shape that stands for all of its step: not in place, with rank 0 as root, with the largest
 /// count for all.
-fn step_of(shape: &Shape) -> Shape {
+pub(crate) fn step_of(shape: &Shape) -> Shape {
     let root = Rank(0);
     let operation = match shape.operation {
         Operation::Reduce { .. } => Operation::Reduce { root },

@@ -22,6 +22,7 @@ use hcomm_types::{DataType, Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::plan::file;
+use crate::simulate::Rates;
 
 /// Longer tuning files are refused: none that is right comes near.
 pub const MAX_TUNING_BYTES: usize = 64 << 10;
@@ -182,6 +183,21 @@ impl Machine {
                 lent_ps: free,
             },
             combine_ps: BTreeMap::new(),
+        }
+    }
+
+    /// How fast a rank copies and combines in memory that no cache holds, where wires are what counts.
+    pub(crate) fn rates(&self) -> Rates {
+        const DISTANCE: u64 = 24 << 20;
+        const BYTES: u64 = 1 << 20;
+        let cost = |touch| self.memory.cost_ps(touch, DISTANCE, BYTES);
+        let (read, write) = (cost(Touch::Read), cost(Touch::Write));
+        let combine = BYTES * self.combine_ps(DataType::F32);
+        let per_second = |ps: u64| (BYTES * 1_000_000_000_000).checked_div(ps).unwrap_or(0);
+        Rates {
+            copy_bytes_per_s: per_second(read + write),
+            reduce_bytes_per_s: per_second(2 * read + write + combine),
+            task_ns: self.task_ns.into(),
         }
     }
 

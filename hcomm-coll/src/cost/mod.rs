@@ -18,6 +18,7 @@ mod predict;
 mod site;
 mod turns;
 
+pub(crate) use choose::step_of;
 pub use choose::{Candidate, Chooser, Comparison, Excluded, Means, STREAM, Terms};
 pub use machine::{MAX_TUNING_BYTES, Machine, MachineFormat, Memory, Signals};
 pub use predict::{Prediction, Spent, Stuck, predict};

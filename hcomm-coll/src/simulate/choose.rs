@@ -51,6 +51,8 @@ pub struct Limits {
     /// same wires, each message changes what all others get. A tenth of the tasks may be more work, of
     /// up to 20,000 pairs.
     pub work: u64,
+    /// Scratch memory that a plan may take of each rank.
+    pub scratch_bytes: u64,
 }
 
 impl Limits {
@@ -58,6 +60,7 @@ impl Limits {
     pub const CHOICE: Self = Self {
         tasks: 500_000,
         work: 40_000_000,
+        scratch_bytes: SCRATCH_BYTES,
     };
 
     /// Whether a way is looked at: there is a plan, and it is not too large.
@@ -164,7 +167,7 @@ impl fmt::Display for Way {
 /// All ways for a shape.
 #[must_use]
 pub fn ways(graph: &RankGraph, shape: &Shape) -> Vec<Way> {
-    let plain = plain_ways(graph, shape);
+    let plain = plain_ways(graph, shape, SCRATCH_BYTES);
     plain.iter().flat_map(|way| variants(way, shape)).collect()
 }
 
@@ -188,7 +191,7 @@ pub fn choose(
     let mut found: Vec<(Way, Outcome)> = Vec::new();
     let mut close = Vec::new();
     let mut fastest = u64::MAX;
-    for plain in plain_ways(graph, shape) {
+    for plain in plain_ways(graph, shape, limits.scratch_bytes) {
         let all = variants(&plain, shape);
         // Of small sizes there are few.
         let first = all
@@ -217,7 +220,7 @@ pub fn choose(
 }
 
 /// Each algorithm, by each division and in each order.
-fn plain_ways(graph: &RankGraph, shape: &Shape) -> Vec<Way> {
+fn plain_ways(graph: &RankGraph, shape: &Shape, scratch_bytes: u64) -> Vec<Way> {
     let mut known: Vec<(Arc<str>, Arc<[u32]>)> = graph
         .groupings(shape.ranks)
         .into_iter()
@@ -230,7 +233,7 @@ fn plain_ways(graph: &RankGraph, shape: &Shape) -> Vec<Way> {
     let mut ways = Vec::new();
     for algorithm in over_wires().filter(|algorithm| algorithm.supports(shape)) {
         let params = |groups| Params {
-            scratch_bytes: SCRATCH_BYTES,
+            scratch_bytes,
             slice_bytes: SLICES[0],
             groups,
             flows: 1,
