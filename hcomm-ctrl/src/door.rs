@@ -174,6 +174,9 @@ impl Door {
             }
         }
         self.bound_bytes();
+        if !self.is_full() {
+            self.crowded_until = None;
+        }
         accepted
     }
 

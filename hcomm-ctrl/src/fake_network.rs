@@ -1,6 +1,6 @@
 //! A network inside the test: deterministic, with a clock that only the test moves.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
@@ -36,8 +36,14 @@ struct State {
     hosts: u64,
     /// Counts everything that happens.
     events: u64,
+    /// Hosts that something reaches, by the moment.
+    due: BTreeMap<Nanos, HashSet<IpAddr>>,
     names: HashMap<String, IpAddr>,
     out_of_descriptors: bool,
+    /// Connections that wait to be accepted at one listener, at most; 0 for any number.
+    backlog: usize,
+    /// Those that were turned away because of that.
+    turned_away: usize,
 }
 
 struct Connection {
@@ -119,6 +125,16 @@ impl Fabric {
         self.state().out_of_descriptors = yes;
     }
 
+    /// Listeners keep so many connections waiting; others are turned away.
+    pub(crate) fn limit_backlog(&self, connections: usize) {
+        self.state().backlog = connections;
+    }
+
+    /// How many connections were turned away because too many waited.
+    pub(crate) fn turned_away(&self) -> usize {
+        self.state().turned_away
+    }
+
     pub(crate) fn set_now(&self, now: Nanos) {
         self.state().now = now;
     }
@@ -126,6 +142,20 @@ impl Fabric {
     /// Counts everything that happens, so that a test sees when nothing does.
     pub(crate) fn events(&self) -> u64 {
         self.state().events
+    }
+
+    /// Hosts that something has reached by now and that were not told so yet.
+    pub(crate) fn take_due(&self) -> HashSet<IpAddr> {
+        let mut state = self.state();
+        let next = Nanos(state.now.0 + 1);
+        let later = state.due.split_off(&next);
+        let due = std::mem::replace(&mut state.due, later);
+        due.into_values().flatten().collect()
+    }
+
+    /// When the next thing reaches a host.
+    pub(crate) fn next_due(&self) -> Option<Nanos> {
+        self.state().due.keys().next().copied()
     }
 
     /// When the next bytes arrive that are under way.
@@ -150,6 +180,10 @@ impl State {
     fn is_silent(&self, connection: usize) -> bool {
         let ends = self.connections[connection].ends;
         ends.iter().any(|end| self.silent.contains(&end.ip()))
+    }
+
+    fn reach(&mut self, host: IpAddr, at: Nanos) {
+        self.due.entry(at).or_default().insert(host);
     }
 
     fn fresh_port(&mut self) -> u16 {
@@ -217,9 +251,17 @@ impl Network for FakeNetwork {
         if state.out_of_descriptors {
             return Err(rustix::io::Errno::MFILE.into());
         }
+        let backlog = state.backlog;
+        let is_full = |queue: &VecDeque<usize>| backlog > 0 && queue.len() >= backlog;
+        if state.listeners.get(&to).is_some_and(is_full) {
+            state.turned_away += 1;
+            return Err(io::ErrorKind::ConnectionRefused.into());
+        }
         let from = SocketAddr::new(self.ip, state.fresh_port());
         let index = state.connections.len();
         let reachable_at = state.now + state.delay;
+        state.reach(self.ip, reachable_at);
+        state.reach(to.ip(), reachable_at);
         state.connections.push(Connection {
             ends: [from, to],
             pipes: [Pipe::default(), Pipe::default()],
@@ -291,8 +333,11 @@ impl Drop for FakeListener {
         let mut state = self.fabric.state();
         state.events += 1;
         let queue = state.listeners.remove(&self.local);
+        let now = state.now;
         for index in queue.into_iter().flatten() {
             state.connections[index].cut = true;
+            let client = state.connections[index].ends[0].ip();
+            state.reach(client, now);
         }
     }
 }
@@ -334,6 +379,8 @@ impl Stream for FakeStream {
             pipe.pieces.pop_front();
         }
         pipe.bytes -= count;
+        let (writer, now) = (connection.ends[1 - self.side].ip(), state.now);
+        state.reach(writer, now);
         state.events += 1;
         Ok(Some(count))
     }
@@ -361,6 +408,8 @@ impl Stream for FakeStream {
             }
             pipe.pieces.push_back((at, piece));
             pipe.bytes += count;
+            let reader = connection.ends[1 - self.side].ip();
+            state.reach(reader, at);
         }
         state.events += 1;
         Ok(Some(count))
@@ -389,6 +438,8 @@ impl Drop for FakeStream {
         let mut state = self.fabric.state();
         let at = state.now + state.delay;
         state.events += 1;
+        let other = state.connections[self.index].ends[1 - self.side].ip();
+        state.reach(other, at);
         let connection = &mut state.connections[self.index];
         connection.pipes[self.side].closed_at = Some(at);
         // What this side had not read is lost with it.

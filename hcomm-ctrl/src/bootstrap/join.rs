@@ -663,6 +663,13 @@ impl Join {
             self.finish(roster);
             return Ok(true);
         }
+        if let Some(Answer::OtherSession(_) | Answer::Refused(..)) = answer
+            && let Some(roster) = self.roster.take_if(|_| self.hello.orphaned_by.is_some())
+        {
+            // Our root has ended well, and somebody else listens there now.
+            self.finish(roster);
+            return Ok(true);
+        }
         match answer {
             None => Ok(false),
             Some(Answer::Challenged(mut wire)) => {

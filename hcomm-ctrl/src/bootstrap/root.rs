@@ -162,13 +162,14 @@ impl Root {
     }
 
     pub(super) fn poll(&mut self, now: Nanos) -> Poll<Result<Roster>> {
+        // Whoever has found its place makes room for others.
+        self.hear(now);
         if let Err(error) = self.open_door(now) {
             self.fail(
                 now,
                 listener_verdict(&self.own, self.door.local_addr(), error),
             );
         }
-        self.hear(now);
         self.advance(now);
         match std::mem::replace(&mut self.phase, Phase::Over) {
             Phase::Finishing(roster) if self.children.all_written() => {

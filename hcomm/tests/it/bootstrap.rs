@@ -69,6 +69,23 @@ fn two_ranks_0_fail_all_and_both_are_named() {
     }
 }
 
+/// Ranks connect to each other, whatever the variables for web clients say.
+#[test]
+fn proxy_variables_are_ignored() {
+    let nowhere = "http://127.0.0.1:9";
+    let names = [
+        "http_proxy",
+        "https_proxy",
+        "all_proxy",
+        "HTTP_PROXY",
+        "ALL_PROXY",
+    ];
+    let job = names
+        .iter()
+        .fold(Job::new("join", 2), |job, name| job.set(name, nowhere));
+    job::all_succeed(&mut job.start());
+}
+
 #[test]
 fn a_missing_rank_is_named_by_all_at_the_deadline() {
     let job = Job::new("join", 4).set("HCOMM_CONNECT_TIMEOUT", 2);

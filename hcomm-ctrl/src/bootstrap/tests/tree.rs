@@ -104,8 +104,8 @@ fn two_ranks_above_each_other_that_die_at_once_leave_nobody_behind() {
 #[test]
 fn a_death_at_any_moment_ends_alike_for_all_others() {
     let (mut good, mut bad) = (0, 0);
-    for victim in [1, 6, 0] {
-        for moment in 0..14 {
+    for (victim, moments) in [(1, 0..13), (6, 0..13), (0, 4..7)] {
+        for moment in moments {
             let mut world = World::new();
             world.start_many(0..24, 24);
             world.run_until(seconds(1) + Duration::from_millis(moment));
@@ -196,6 +196,86 @@ fn who_cannot_reach_the_rank_above_comes_to_rank_0() {
         assert_eq!(world.roster(index).size(), 12);
     }
     assert!(world.elapsed() < Duration::from_secs(4));
+}
+
+/// Ranks whose connections were turned away do not come back all together.
+#[test]
+fn a_full_accept_queue_is_waited_for() {
+    let size = 120;
+    let mut world = World::new();
+    world.fabric.limit_backlog(4);
+    world.start_with("10.0.0.1", member_of(0, size), key());
+    for rank in 1..size {
+        let ip = format!("10.1.{}.{}", rank / 200, rank % 200);
+        world.start_with(&ip, member_of(rank, size), key());
+    }
+    world.run();
+    for index in 0..size as usize {
+        assert_eq!(world.roster(index).size(), size);
+    }
+    let away = world.fabric.turned_away();
+    assert!(away >= 50, "{away} were turned away");
+    assert!(
+        world.elapsed() < Duration::from_secs(20),
+        "{:?}",
+        world.elapsed()
+    );
+}
+
+/// All ports of the range but one are taken, by strangers and by another job.
+#[test]
+fn a_root_takes_the_first_free_port_of_a_range_and_all_find_it() {
+    let mut world = World::new();
+    let outside = world.fabric.host(&ip(0));
+    let mut stranger = outside
+        .network
+        .listen("10.0.0.1:5000".parse().unwrap())
+        .unwrap();
+    let other_job: RootAddress = "10.0.0.1:5001".parse().unwrap();
+    let range: RootAddress = "10.0.0.1:5000-5003".parse().unwrap();
+    let other_key = Some(JobKey::from_text("other"));
+    let outside = world.fabric.host(&ip(0));
+    let other = Bootstrap::root_at(
+        outside,
+        &other_job,
+        other_key,
+        member(0, 2),
+        TIMEOUT,
+        world.now,
+    );
+    world.ranks.push((Some(other.unwrap()), None));
+    for rank in 0..3 {
+        let outside = world.fabric.host(&ip(rank));
+        let member = member(rank, 3);
+        let machine = if rank == 0 {
+            Bootstrap::root_at(outside, &range, key(), member, TIMEOUT, world.now)
+        } else {
+            Bootstrap::join_at(outside, &range, key(), member, TIMEOUT, world.now)
+        };
+        world.ranks.push((Some(machine.unwrap()), None));
+    }
+    let mut streams = Vec::new();
+    while world.ranks[1..]
+        .iter()
+        .any(|(machine, _)| machine.is_some())
+    {
+        while let Some((mut stream, _)) = stranger.accept().unwrap() {
+            stream.write(b"HTTP/1.1 400 Bad Request\r\n").unwrap();
+            streams.push(stream);
+        }
+        let next = world.now + Duration::from_millis(50);
+        world.run_until(next);
+        assert!(world.elapsed() < Duration::from_secs(60), "they never meet");
+    }
+    for index in 1..4 {
+        assert_eq!(world.roster(index).size(), 3);
+    }
+    // Without a key, another job's root could not be told from ours.
+    let outside = world.fabric.host(&ip(1));
+    let refused = Bootstrap::join_at(outside, &range, None, member(1, 3), TIMEOUT, world.now);
+    let error = refused.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    assert!(error.detail().contains("5000-5003"), "{error}");
 }
 
 #[test]
