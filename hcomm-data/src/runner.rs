@@ -740,6 +740,37 @@ impl Runner {
             } else {
                 let joined = notify.filter(|_| joins_notify(channel, fingerprint));
                 let unit = reduce.map_or(1, |(dtype, _)| dtype.size() as u64);
+                // Where a record is posted as well, both leave in one call.
+                let device = channel.transport().device();
+                let fits = src.bytes() as u64 <= device.info().max_transfer_bytes;
+                let behind = notify.filter(|_| {
+                    let posts = device.needs_watching() && self.at.posted == 0;
+                    joined.is_none() && fits && posts
+                });
+                if let (Some(notify), None) = (behind, reduce) {
+                    let both = [
+                        Transfer::Write {
+                            local: src,
+                            remote: dst,
+                            notify: None,
+                        },
+                        Transfer::Notify {
+                            notify,
+                            fingerprint,
+                        },
+                    ];
+                    return match self.in_flight.post(channel, &both)? {
+                        0 => self.wait_for(Reason::Room),
+                        1 => {
+                            (self.at.sent, self.moved) = (true, true);
+                            self.record(channel, notify, fingerprint)
+                        }
+                        _ => {
+                            channel.recorded();
+                            Ok(true)
+                        }
+                    };
+                }
                 let posted = self.post_pieces(channel, src.bytes() as u64, unit, |piece| {
                     let (local, remote) = (
                         src.part(piece.offset, piece.bytes)?,
