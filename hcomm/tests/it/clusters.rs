@@ -3,11 +3,16 @@
 
 use std::fs;
 use std::process::Command;
+use std::sync::Arc;
 
-use hcomm::{Communicator, ErrorKind, Options, Rank, ReduceOp, Settings};
+use hcomm::plan::{Operation, Shape};
+use hcomm::{Communicator, DataType, ErrorKind, Options, Rank, ReduceOp, Settings};
+use hcomm_coll::simulate::{Limits, Rates, choose};
 use tempfile::TempDir;
 
+use crate::collectives::{all_gather, all_reduce};
 use crate::job::{Job, Process, all_succeed};
+use crate::team;
 
 /// A rank table of one server.
 fn table(ranks: u32, port: u16) -> String {
@@ -149,5 +154,49 @@ fn communicators_of_some_ranks_know_their_part_of_the_cluster() {
     assert!(
         words.contains("4 ranks") && words.contains("has 3") && words.contains(&path),
         "{words}"
+    );
+}
+
+/// Over wires, what the file says decides: a tree that crosses the slow port once each way.
+#[test]
+fn algorithms_are_chosen_for_the_cluster_of_the_file() {
+    let folder = tempfile::tempdir().unwrap();
+    // Three ranks close together, one behind a slow port, all numbered the other way round.
+    let slow = r#"{"format": "hcomm-cluster", "version": 1, "switches": [{"name": "core"}], "nodes": [
+        {"name": "far", "ranks": 1,
+         "ports": [{"protocol": "roce", "switch": "core", "gb_per_s": 0.1, "latency_ns": 9000}]},
+        {"name": "near", "ranks": 3,
+         "wires": [{"protocol": "hccs", "shape": "mesh", "gb_per_s": 50}],
+         "ports": [{"protocol": "roce", "switch": "core", "gb_per_s": 25}]}]}"#;
+    let path = written(&folder, "cluster", slow);
+    let settings = Settings::default().with_transports("tcp");
+    let options = Options::new(settings.with_topology(&*path));
+    let names = team::run_with(4, &options, |comm| {
+        let shape = |operation, count: u64| Shape {
+            operation,
+            ranks: 4,
+            count: count.into(),
+            dtype: DataType::F32,
+            redop: ReduceOp::Sum.into(),
+            in_place: false,
+        };
+        let names = [1_u64, 1000, 300_000].map(|count| {
+            let all = shape(Operation::AllReduce, count);
+            let known = comm.algorithm(&all).unwrap();
+            all_reduce::<f32>(&comm, ReduceOp::Sum, count as usize, false);
+            all_reduce::<f32>(&comm, ReduceOp::Sum, count as usize, true);
+            all_gather::<u16>(&comm, count as usize, false);
+            known
+        });
+        let cluster = Arc::clone(comm.cluster().unwrap());
+        let whole = shape(Operation::AllReduce, 262_144);
+        let expected = choose(cluster.graph(), &whole, Rates::DEVICE, Limits::CHOICE).unwrap();
+        assert_eq!(comm.algorithm(&whole).unwrap(), expected.0.algorithm.name());
+        comm.close().unwrap();
+        names
+    });
+    assert!(
+        names.iter().all(|of_rank| *of_rank == names[0]),
+        "{names:?}"
     );
 }
