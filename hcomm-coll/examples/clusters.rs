@@ -81,7 +81,10 @@ fn row(name: &str, graph: &RankGraph, bytes: u64) -> Vec<String> {
         let is_ring = way.algorithm.name() == "ring" && way.order.is_none();
         let admitted = ALL.admit(&way, &shape)
             || is_ring && ring.is_none() && way.params.flows == 1 && RING.admit(&way, &shape);
-        let outcome = admitted.then(|| way.run(graph, &shape, Rates::DEVICE));
+        // A flat ring is followed to its end, others as long as they may be the best.
+        let fastest = all.iter().map(|(total, _)| *total).min();
+        let most_ps = fastest.filter(|_| !is_ring).unwrap_or(u64::MAX);
+        let outcome = admitted.then(|| way.run_within(graph, &shape, Rates::DEVICE, most_ps));
         let Some(Ok(outcome)) = outcome else { continue };
         if is_ring {
             ring = Some(ring.unwrap_or(u64::MAX).min(outcome.total_ps));

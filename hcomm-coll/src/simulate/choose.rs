@@ -13,7 +13,7 @@ use std::sync::Arc;
 use hcomm_topo::RankGraph;
 use hcomm_types::Rank;
 
-use super::{Outcome, Rates, SimulateError, simulate};
+use super::{Outcome, Rates, SimulateError, simulate_within};
 use crate::algorithms::{self, Algorithm, Ordered, Params, PlanError, over_wires};
 use crate::plan::{RankPlan, Shape, Task};
 
@@ -142,14 +142,30 @@ impl Way {
     /// Runs it.
     ///
     /// # Errors
-    /// As [`simulate`].
+    /// As [`simulate`](super::simulate).
     pub fn run(
         &self,
         graph: &RankGraph,
         shape: &Shape,
         rates: Rates,
     ) -> Result<Outcome, SimulateError> {
-        simulate(graph, shape, rates, |rank| self.plan_rank(shape, rank))
+        self.run_within(graph, shape, rates, u64::MAX)
+    }
+
+    /// Runs it, up to so many picoseconds of virtual time.
+    ///
+    /// # Errors
+    /// As [`simulate_within`].
+    pub fn run_within(
+        &self,
+        graph: &RankGraph,
+        shape: &Shape,
+        rates: Rates,
+        most_ps: u64,
+    ) -> Result<Outcome, SimulateError> {
+        simulate_within(graph, shape, rates, most_ps, |rank| {
+            self.plan_rank(shape, rank)
+        })
     }
 }
 
@@ -180,13 +196,14 @@ pub fn choose(
     rates: Rates,
     limits: Limits,
 ) -> Option<(Way, Outcome)> {
-    let run = |way: Way| {
-        if !limits.admit(&way, shape) {
-            return None;
-        }
-        let outcome = way.run(graph, shape, rates).ok()?;
-        Some((way, outcome))
+    // Who is behind the fastest so far is not followed to its end.
+    let run = |way: &Way, most_ps: u64| {
+        let admitted = limits.admit(way, shape);
+        let outcome = admitted.then(|| way.run_within(graph, shape, rates, most_ps));
+        Some((way.clone(), outcome?.ok()?))
     };
+    let near = |fastest: u64| fastest.saturating_add(fastest / 100 * CLOSE_PERCENT);
+    let equal = |fastest: u64| fastest.saturating_add(fastest / 10_000);
     let is_first = |way: &Way| FIRST.contains(&(way.params.slice_bytes, way.params.flows));
     let mut found: Vec<(Way, Outcome)> = Vec::new();
     let mut close = Vec::new();
@@ -197,26 +214,31 @@ pub fn choose(
         let first = all
             .iter()
             .filter(|way| is_first(way) || all.len() <= FLOWS.len());
-        let tried: Vec<_> = first.cloned().filter_map(run).collect();
-        let own = tried.iter().map(|(_, outcome)| outcome.total_ps).min();
-        found.extend(tried);
-        if let Some(own) = own {
+        let mut own = u64::MAX;
+        for way in first {
+            let Some(tried) = run(way, near(fastest)) else {
+                continue;
+            };
+            own = own.min(tried.1.total_ps);
             fastest = fastest.min(own);
-            close.push((own, all));
+            found.push(tried);
+        }
+        close.push((own, all));
+    }
+    let close = close.into_iter().filter(|(own, _)| *own <= near(fastest));
+    let close: Vec<Way> = close.flat_map(|(_, all)| all).collect();
+    for way in close {
+        if found.iter().any(|(known, _)| known.is_same(&way)) {
+            continue;
+        }
+        if let Some(tried) = run(&way, equal(fastest)) {
+            fastest = fastest.min(tried.1.total_ps);
+            found.push(tried);
         }
     }
-    let near = fastest.saturating_add(fastest / 100 * CLOSE_PERCENT);
-    for (_, all) in close.into_iter().filter(|(own, _)| *own <= near) {
-        let others = all.into_iter();
-        let others = others.filter(|way| !found.iter().any(|(known, _)| known.is_same(way)));
-        let others: Vec<Way> = others.collect();
-        found.extend(others.into_iter().filter_map(run));
-    }
-    let fastest = found.iter().map(|(_, outcome)| outcome.total_ps).min()?;
-    let equal = fastest.saturating_add(fastest / 10_000);
     found
         .into_iter()
-        .find(|(_, outcome)| outcome.total_ps <= equal)
+        .find(|(_, outcome)| outcome.total_ps <= equal(fastest))
 }
 
 /// Each algorithm, by each division and in each order.

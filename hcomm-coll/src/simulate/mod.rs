@@ -100,6 +100,21 @@ pub fn simulate(
     rates: Rates,
     plan_rank: impl FnMut(Rank) -> Result<RankPlan, PlanError>,
 ) -> Result<Outcome, SimulateError> {
+    simulate_within(graph, shape, rates, u64::MAX, plan_rank)
+}
+
+/// [`simulate`], given up when more than `most_ps` picoseconds have passed in virtual time: whoever
+/// looks for the fastest way need not see the end of the others.
+///
+/// # Errors
+/// As [`simulate`]; `Longer` if it is given up.
+pub fn simulate_within(
+    graph: &RankGraph,
+    shape: &Shape,
+    rates: Rates,
+    most_ps: u64,
+    plan_rank: impl FnMut(Rank) -> Result<RankPlan, PlanError>,
+) -> Result<Outcome, SimulateError> {
     if graph.size() < shape.ranks {
         return Err(SimulateError::Ranks {
             have: graph.size(),
@@ -108,7 +123,7 @@ pub fn simulate(
     }
     let program = template::Program::compile(shape, rates, plan_rank)?;
     let wires = wires::Wires::of(graph, &program)?;
-    run::Run::new(&program, wires).finish(graph)
+    run::Run::new(&program, wires).finish(graph, most_ps)
 }
 
 /// Why there is no outcome.
@@ -154,6 +169,12 @@ pub enum SimulateError {
         thread: usize,
         /// Its step.
         step: usize,
+    },
+    /// It takes longer than is of interest.
+    #[error("it takes more than {} us, and was given up", most_ps / 1_000_000)]
+    Longer {
+        /// In virtual time, in picoseconds.
+        most_ps: u64,
     },
     /// Plans that do not fit.
     #[error(

@@ -137,8 +137,16 @@ impl<'p> Run<'p> {
         }
     }
 
-    pub(super) fn finish(mut self, graph: &RankGraph) -> Result<Outcome, SimulateError> {
+    /// To the end, or until more virtual time has passed than is asked for.
+    pub(super) fn finish(
+        mut self,
+        graph: &RankGraph,
+        most_ps: u64,
+    ) -> Result<Outcome, SimulateError> {
         while let Some(&Reverse((now, _))) = self.events.peek() {
+            if now > most_ps {
+                return Err(SimulateError::Longer { most_ps });
+            }
             while let Some(&Reverse((time, event))) = self.events.peek() {
                 if time > now {
                     break;
