@@ -21,8 +21,8 @@ const RANKS_A_HOST: u32 = 2;
 const RANKS: u32 = 2 * RANKS_A_HOST;
 
 /// Two namespaces.
-struct Hosts {
-    names: [String; 2],
+pub(crate) struct Hosts {
+    pub(crate) names: [String; 2],
     /// Where rank 0 is reached.
     root: &'static str,
 }
@@ -46,7 +46,7 @@ fn call(program: &str, arguments: &str) -> Result<(), String> {
 
 impl Hosts {
     /// Two hosts without a cable; `None`, with a message, where they cannot be made.
-    fn bare(root: &'static str) -> Option<Self> {
+    pub(crate) fn bare(root: &'static str) -> Option<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let is_root = rustix::process::geteuid().is_root();
         if !is_root || Command::new("ip").arg("-V").output().is_err() {
@@ -77,7 +77,7 @@ impl Hosts {
     }
 
     /// A cable between both.
-    fn cable(&self, name: &str, addresses: [&str; 2]) {
+    pub(crate) fn cable(&self, name: &str, addresses: [&str; 2]) {
         let [a, b] = &self.names;
         ip(&format!(
             "link add name {name} netns {a} type veth peer name {name} netns {b}"

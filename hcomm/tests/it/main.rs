@@ -13,6 +13,7 @@ mod batch;
 mod bootstrap;
 mod clusters;
 mod collectives;
+mod command_doctor;
 mod command_perf;
 mod command_perf_plan;
 mod command_plan;

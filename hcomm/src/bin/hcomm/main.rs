@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod bind;
+mod doctor;
 mod launch;
 mod output;
 mod pair;
@@ -39,6 +40,8 @@ enum Command {
     Tune(tune::TuneArgs),
     /// Start N processes of a program on this host as ranks
     Run(run::RunArgs),
+    /// Look for what keeps hcomm from working or from being fast, and say what to do
+    Doctor(doctor::DoctorArgs),
     /// Show the rank graph: discovered, or loaded from a file
     Topo(topo::TopoArgs),
     /// Show each transport plugin: used, or refused because of what
@@ -70,7 +73,13 @@ enum Command {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    match start_log().and_then(|()| dispatch(cli.command)) {
+    let done = match (start_log(), cli.command) {
+        // It tells of a bad filter itself, beside everything else.
+        (log, Command::Doctor(args)) => doctor::doctor(&args, log.err().as_ref()),
+        (Ok(()), command) => dispatch(command),
+        (Err(error), _) => Err(error),
+    };
+    match done {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             output::complain(&format!("hcomm: {error}"));
@@ -86,6 +95,7 @@ fn main() -> ExitCode {
 fn dispatch(command: Command) -> Result<u8> {
     match command {
         Command::Perf(args) => perf::perf(&args),
+        Command::Doctor(args) => doctor::doctor(&args, None),
         Command::Plan(args) => plan::plan(&args),
         Command::Tune(args) => tune::tune(&args),
         Command::Run(args) => run::run(args),
