@@ -125,30 +125,36 @@ fn together(here: &Here) -> Result<Gathered> {
         found.findings.clone_from(&here.findings);
     }
     // Others knock at the door until all have told what they found.
-    let gathered = std::thread::scope(|scope| {
+    let met = std::thread::scope(|scope| {
         let _serving = door.serve(scope)?;
         if chosen.contains(&me) {
             found.tries = reach::try_all(&all, &chosen, me);
         }
         meet::<Found>(here, &found, here.wait.max(TRYING))
-    })?;
+    });
     let mut findings = Vec::new();
+    let is_complete = met.is_ok();
+    let (gathered, tellers) = match met {
+        Ok(gathered) => (gathered, chosen.clone()),
+        // What rank 0 has found by itself is told all the same.
+        Err(error) if me == 0 => {
+            findings.push(failed("start", "ranks tell what they found", &error));
+            (vec![found], vec![0])
+        }
+        Err(error) => return Err(error),
+    };
     if chosen.len() < all.len() {
         let ranks: Vec<String> = chosen.iter().map(ToString::to_string).collect();
-        findings.push(Finding::note(
-            "pairs",
-            "which are tried",
-            format!(
-                "of {} ranks those of {}: one of each host",
-                all.len(),
-                ranks.join(", ")
-            ),
-        ));
+        let seen = format!("of {} ranks those of {}", all.len(), ranks.join(", "));
+        let seen = seen + ": one of each host, or two of one host alone";
+        findings.push(Finding::note("pairs", "which are tried", seen));
     }
     let tries: Vec<Try> = gathered.iter().flat_map(|one| one.tries.clone()).collect();
     findings.extend(compare::check(&all));
-    findings.extend(reach::check(&all, &chosen, &tries));
-    findings.extend(links(here, &chosen));
+    findings.extend(reach::check(&all, &chosen, &tellers, &tries));
+    if is_complete {
+        findings.extend(links(here, &chosen));
+    }
     // Of a host only once, however many ranks of it there are.
     findings.extend(gathered.into_iter().flat_map(|one| one.findings));
     let mut hosts: Vec<String> = all.into_iter().map(|said| said.host).collect();

@@ -79,11 +79,16 @@ pub(super) fn try_all(all: &[Said], chosen: &[usize], me: usize) -> Vec<Try> {
     tries
 }
 
-/// What the tries of all ranks tell.
-pub(super) fn check(all: &[Said], chosen: &[usize], tries: &[Try]) -> Vec<Finding> {
+/// What the tries tell of the ranks that have told theirs.
+pub(super) fn check(
+    all: &[Said],
+    chosen: &[usize],
+    tellers: &[usize],
+    tries: &[Try],
+) -> Vec<Finding> {
     const CHECK: &str = "reach";
     let mut findings = Vec::new();
-    for &from in chosen {
+    for &from in tellers {
         let tried = tries.iter().filter(|one| one.from == from).count();
         let left = planned(all, chosen, from).len().saturating_sub(tried);
         if left > 0 {
@@ -233,7 +238,7 @@ mod tests {
                 });
             }
         }
-        check(all, &chosen, &tries)
+        check(all, &chosen, &chosen, &tries)
     }
 
     fn fine(mtu: u32) -> Outcome {
@@ -306,6 +311,9 @@ mod tests {
             .collect();
         assert_eq!(cut.len(), 2, "each way once: {cut:#?}");
         assert_eq!(cut[0].subject, "rank 0 (a) to rank 1 (b)");
+        // Nothing is said of what a lost rank has tried.
+        let findings = check(&all, &[0, 1], &[], &[]);
+        assert!(findings.is_empty(), "{findings:#?}");
         let apart = [said("a", &["10.0.0.1"]), said("b", &["fd00::1"])];
         assert_eq!(worst(&of(&apart, |_, _| fine(1500))), Verdict::Error);
     }
