@@ -20,14 +20,16 @@ pub(super) enum News {
 #[derive(Default)]
 pub(super) struct Branches {
     wires: BTreeMap<Rank, Wire>,
-    /// In the order in which they came, with some that have left.
+    /// In the order in which they came.
     order: VecDeque<Rank>,
 }
 
 impl Branches {
     /// Takes a rank in; a connection of it that was there before is given up.
     pub(super) fn adopt(&mut self, rank: Rank, wire: Wire) {
-        self.wires.insert(rank, wire);
+        if self.wires.insert(rank, wire).is_some() {
+            self.order.retain(|other| *other != rank);
+        }
         self.order.push_back(rank);
     }
 
@@ -51,6 +53,7 @@ impl Branches {
     /// Writes, and hears all that was said. Who leaves in good order is no news.
     pub(super) fn hear(&mut self) -> Vec<News> {
         let mut news = Vec::new();
+        let before = self.wires.len();
         self.wires.retain(|&rank, wire| {
             loop {
                 match wire.flush().and_then(|()| wire.receive()) {
@@ -64,7 +67,15 @@ impl Branches {
                 }
             }
         });
+        self.forget(before);
         news
+    }
+
+    /// Leaves those out of the order that have left since there were so many.
+    fn forget(&mut self, before: usize) {
+        if self.wires.len() < before {
+            self.order.retain(|rank| self.wires.contains_key(rank));
+        }
     }
 
     /// Tells one. An error shows up again when it is heard.
@@ -102,13 +113,16 @@ impl Branches {
 
     /// Drops those that have hung up, after the last word; whether all have.
     pub(super) fn have_left(&mut self) -> bool {
+        let before = self.wires.len();
         self.wires
             .retain(|_, wire| wire.flush().is_ok() && !wire.drain());
+        self.forget(before);
         self.wires.is_empty()
     }
 
     /// Gives all connections away.
     pub(super) fn take(&mut self) -> BTreeMap<Rank, Wire> {
+        self.order.clear();
         std::mem::take(&mut self.wires)
     }
 

@@ -102,8 +102,9 @@ enum Phase {
         parent: Rank,
         heard: Nanos,
     },
-    /// Everybody has the roster; the last frames go out.
-    Finishing(Roster),
+    /// Everybody has the roster; the last frames go out, until then at the latest: who does not read
+    /// them finds out by its links.
+    Finishing(Roster, Nanos),
     /// We have told the root that we cannot go on: it may know more than we do, and its words are
     /// everybody's.
     Parting {
@@ -279,7 +280,7 @@ impl Join {
             Phase::Parting { wire, until, .. } => {
                 self.phase = Phase::Parting { wire, error, until };
             }
-            phase @ (Phase::Failing { .. } | Phase::Finishing(_)) => self.phase = phase,
+            phase @ (Phase::Failing { .. } | Phase::Finishing(..)) => self.phase = phase,
             _ => self.phase = Phase::GivenUp(error),
         }
     }
@@ -343,7 +344,7 @@ impl Join {
                 wanted.extend(wire.interest());
                 wanted.extend(root.as_ref().and_then(|root| root.interest()));
             }
-            Phase::Finishing(_) | Phase::Failing { .. } | Phase::GivenUp(_) | Phase::Over => {}
+            Phase::Finishing(..) | Phase::Failing { .. } | Phase::GivenUp(_) | Phase::Over => {}
         }
         if let Some(door) = &self.door {
             door.interests(wanted);
@@ -365,9 +366,11 @@ impl Join {
                 let soonest = moments.min().map_or(Deadline::NEVER, Deadline::at);
                 self.deadline.earlier(soonest)
             }
-            Phase::Parting { until, .. } | Phase::Failing { until, .. } => Deadline::at(*until),
+            Phase::Parting { until, .. }
+            | Phase::Failing { until, .. }
+            | Phase::Finishing(_, until) => Deadline::at(*until),
             Phase::GivenUp(_) => Deadline::at(Nanos(0)),
-            Phase::Greeting(_) | Phase::Finishing(_) | Phase::Over => self.deadline,
+            Phase::Greeting(_) | Phase::Over => self.deadline,
         };
         let door = self.door.as_ref().map_or(Deadline::NEVER, Door::next_wake);
         own.earlier(door)
@@ -391,7 +394,9 @@ impl Join {
             let Event::Proven(wire, frame) = event else {
                 continue;
             };
-            let Some(child) = frame.rank.filter(|&child| child != self.rank()) else {
+            let size = self.hello.member.size;
+            let is_other = |child: &Rank| *child != self.rank() && child.0 < size;
+            let Some(child) = frame.rank.filter(is_other) else {
                 continue;
             };
             self.children.adopt(child, *wire);
@@ -402,7 +407,7 @@ impl Join {
                 News::Said(child, frame) => self.hear_child(child, frame),
                 // It has what it waits for, or has heard why not.
                 News::Lost(..)
-                    if matches!(self.phase, Phase::Finishing(_) | Phase::Failing { .. }) => {}
+                    if matches!(self.phase, Phase::Finishing(..) | Phase::Failing { .. }) => {}
                 News::Lost(child, error) => self.lose(child, error.to_string()),
             }
         }
@@ -424,7 +429,7 @@ impl Join {
         for part in self.list.parts() {
             self.children.tell(child, FrameType::Roster, part.body());
         }
-        if let Phase::Finishing(_) = &self.phase {
+        if let Phase::Finishing(..) = &self.phase {
             self.children
                 .tell(child, FrameType::Done, Vec::new().into());
         }
@@ -613,18 +618,18 @@ impl Join {
                                 // telling us. The roster is complete; on all ranks alike the links
                                 // find out.
                                 (Some(roster), WireError::Ended | WireError::Broke(_)) => {
-                                    self.finish(roster);
+                                    self.finish(now, roster);
                                 }
                                 (_, error) => return Err(self.root_lost(&at, &error)),
                             }
                         }
                     }
                 }
-                Phase::Finishing(roster) => {
-                    if self.children.all_written() {
+                Phase::Finishing(roster, until) => {
+                    if self.children.all_written() || now >= until {
                         return Ok(Some(roster));
                     }
-                    self.phase = Phase::Finishing(roster);
+                    self.phase = Phase::Finishing(roster, until);
                     return Ok(None);
                 }
                 Phase::Parting {
@@ -660,14 +665,14 @@ impl Join {
     fn call(&mut self, now: Nanos) -> Result<bool> {
         let answer = self.dial.poll(now);
         if let Some(roster) = self.judge_silence(now)? {
-            self.finish(roster);
+            self.finish(now, roster);
             return Ok(true);
         }
         if let Some(Answer::OtherSession(_) | Answer::Refused(..)) = answer
             && let Some(roster) = self.roster.take_if(|_| self.hello.orphaned_by.is_some())
         {
             // Our root has ended well, and somebody else listens there now.
-            self.finish(roster);
+            self.finish(now, roster);
             return Ok(true);
         }
         match answer {
@@ -792,7 +797,7 @@ impl Join {
             FrameType::Roster => self.take_part(now, frame),
             FrameType::Done => match self.roster.take() {
                 Some(roster) => {
-                    self.finish(roster);
+                    self.finish(now, roster);
                     Ok(())
                 }
                 None => Err(unexpected(FrameType::Done)),
@@ -822,10 +827,10 @@ impl Join {
         Ok(())
     }
 
-    fn finish(&mut self, roster: Roster) {
+    fn finish(&mut self, now: Nanos, roster: Roster) {
         let done: Body = Vec::new().into();
         self.children.tell_all(FrameType::Done, &done);
-        self.phase = Phase::Finishing(roster);
+        self.phase = Phase::Finishing(roster, now + GRACE);
     }
 
     /// What it means that nobody listens where the root did: the roster, if all that was missing
@@ -919,7 +924,7 @@ impl Join {
 
     /// The deadline has passed. What is known now, or nothing yet if the root is asked first.
     fn late(&mut self, now: Nanos) -> Option<Error> {
-        if let Phase::Parting { .. } | Phase::Failing { .. } | Phase::Finishing(_) = self.phase {
+        if let Phase::Parting { .. } | Phase::Failing { .. } | Phase::Finishing(..) = self.phase {
             return None;
         }
         let error = self.late_error(now);

@@ -87,7 +87,8 @@ enum Phase {
     /// The roster is out; waiting for acknowledgements.
     Spreading(Roster, Vec<Body>),
     /// Everybody has it; the last frames go out.
-    Finishing(Roster),
+    /// They go out until then at the latest: who does not read them finds out by its links.
+    Finishing(Roster, Nanos),
     /// Telling everybody why not.
     Failing(Failing),
     Over,
@@ -156,7 +157,7 @@ impl Root {
     pub(super) const fn step(&self) -> Step {
         match self.phase {
             Phase::Gathering | Phase::Failing(_) => Step::Handshake,
-            Phase::Spreading(..) | Phase::Finishing(_) => Step::Topology,
+            Phase::Spreading(..) | Phase::Finishing(..) => Step::Topology,
             Phase::Over => Step::Paths,
         }
     }
@@ -172,7 +173,7 @@ impl Root {
         }
         self.advance(now);
         match std::mem::replace(&mut self.phase, Phase::Over) {
-            Phase::Finishing(roster) if self.children.all_written() => {
+            Phase::Finishing(roster, until) if self.children.all_written() || now >= until => {
                 self.times.finish(now, self.own.rank, self.own.size);
                 Poll::Ready(Ok(roster))
             }
@@ -207,6 +208,7 @@ impl Root {
     pub(super) fn next_wake(&self) -> Deadline {
         let own = match &self.phase {
             Phase::Failing(failing) => Deadline::at(failing.until),
+            Phase::Finishing(_, until) => Deadline::at(*until),
             Phase::Gathering | Phase::Spreading(..) if !self.known.is_empty() => {
                 let told = self.told_progress + self.progress_pause();
                 let compared = self.differing_since.map(|since| since + DIFFERENCES);
@@ -502,7 +504,7 @@ impl Root {
                 self.children.tell_all(FrameType::Done, &Vec::new().into());
                 if let Phase::Spreading(roster, _) = std::mem::replace(&mut self.phase, Phase::Over)
                 {
-                    self.phase = Phase::Finishing(roster);
+                    self.phase = Phase::Finishing(roster, now + GRACE);
                 }
             }
             Phase::Spreading(..) => self.tell_progress(now),
@@ -597,7 +599,7 @@ impl Root {
 
     /// The first failure counts; everybody is told.
     fn fail(&mut self, now: Nanos, verdict: Verdict) {
-        if let Phase::Failing(_) | Phase::Finishing(_) | Phase::Over = self.phase {
+        if let Phase::Failing(_) | Phase::Finishing(..) | Phase::Over = self.phase {
             return;
         }
         tracing::debug!(detail = verdict.detail, "start-up has failed");
