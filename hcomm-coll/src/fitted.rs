@@ -16,11 +16,13 @@ use crate::cost::{Machine, step_of};
 use crate::plan::{Operation, Shape};
 use crate::simulate::{self, Limits, Way};
 
-/// How much a first call of a shape may take to choose: tenths of a second, of some hundred ranks.
-/// What is larger is left to the cost model.
+/// How much a first call of a shape may take to choose: about a second. What is larger is not looked at,
+/// and where nothing is small enough the cost model chooses. As no clock is in it, all ranks come to the
+/// same way.
 const LIMITS: Limits = Limits {
     tasks: 200_000,
     work: 20_000_000,
+    total: 100_000_000,
     ..Limits::CHOICE
 };
 
@@ -46,7 +48,9 @@ impl Fitted {
         if is_message || !shape.count.is_even() || shape.is_nothing() {
             return None;
         }
-        let step = step_of(shape);
+        let mut step = step_of(shape);
+        // An order of ranks is one for a root.
+        step.operation = shape.operation;
         let key = (step, scratch_bytes);
         let known = self.known.borrow().get(&key).cloned();
         let way = known.unwrap_or_else(|| {
@@ -59,8 +63,12 @@ impl Fitted {
             self.known.borrow_mut().insert(key, way.clone());
             way
         });
-        // The shape that stands for the step may be one that more algorithms take.
-        way.filter(|way| way.plan_rank(shape, Rank(0)).is_ok())
+        // The shape that stands for the step may be one that more algorithms take. All ranks have to come
+        // to the same answer, so all are asked about those whose plans may differ: the first, the root,
+        // and the last.
+        let root = shape.operation.root().unwrap_or(Rank(0));
+        let asked = [Rank(0), root, Rank(shape.ranks - 1)];
+        way.filter(|way| asked.iter().all(|rank| way.plan_rank(shape, *rank).is_ok()))
     }
 }
 

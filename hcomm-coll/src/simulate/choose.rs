@@ -42,6 +42,9 @@ const CLOSE_PERCENT: u64 = 50;
 /// Pairs of ranks that talk to each other in a small plan.
 const SMALL_PAIRS: u64 = 20_000;
 
+/// A task of what goes by several groups, beside one unit of [`Limits::work`].
+const TASK_WORK: u64 = 200;
+
 /// How large plans may be that are simulated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
@@ -51,33 +54,46 @@ pub struct Limits {
     /// same wires, each message changes what all others get. A tenth of the tasks may be more work, of
     /// up to 20,000 pairs.
     pub work: u64,
+    /// The same of all ways together: when it is used up, what was found until then counts.
+    pub total: u64,
     /// Scratch memory that a plan may take of each rank.
     pub scratch_bytes: u64,
 }
 
 impl Limits {
+    /// Whatever can be planned in the scratch memory of a choice.
+    const NONE: Self = Self {
+        tasks: u64::MAX,
+        work: u64::MAX,
+        total: u64::MAX,
+        scratch_bytes: SCRATCH_BYTES,
+    };
+
     /// For a choice: seconds, of some hundred ranks.
     pub const CHOICE: Self = Self {
         tasks: 500_000,
         work: 40_000_000,
+        total: u64::MAX,
         scratch_bytes: SCRATCH_BYTES,
     };
 
     /// Whether a way is looked at: there is a plan, and it is not too large.
     #[must_use]
     pub fn admit(&self, way: &Way, shape: &Shape) -> bool {
-        let Ok((tasks, pairs)) = way.size(shape) else {
-            return false;
-        };
-        let groups = way.params.groups.as_deref().unwrap_or(&[]);
-        let is_divided = groups.iter().any(|group| *group != groups[0]);
+        self.work_of(way, shape).is_some()
+    }
+
+    /// The work of a way that is looked at.
+    fn work_of(&self, way: &Way, shape: &Shape) -> Option<u64> {
+        let (tasks, pairs) = way.size(shape).ok()?;
         let work = tasks.saturating_mul(pairs);
-        if is_divided {
-            tasks <= self.tasks.saturating_mul(4)
-        } else {
-            let is_small = tasks <= self.tasks / 10 && pairs <= SMALL_PAIRS;
-            tasks <= self.tasks && (work <= self.work || is_small)
+        if way.is_divided() {
+            let admitted = tasks <= self.tasks.saturating_mul(4);
+            return admitted.then(|| work.min(tasks.saturating_mul(TASK_WORK)));
         }
+        let is_small = tasks <= self.tasks / 10 && pairs <= SMALL_PAIRS;
+        let admitted = tasks <= self.tasks && (work <= self.work || is_small);
+        admitted.then_some(work)
     }
 }
 
@@ -95,6 +111,12 @@ pub struct Way {
 }
 
 impl Way {
+    /// Whether it goes by several groups.
+    fn is_divided(&self) -> bool {
+        let groups = self.params.groups.as_deref().unwrap_or(&[]);
+        groups.iter().any(|group| *group != groups[0])
+    }
+
     fn is_same(&self, other: &Self) -> bool {
         self.algorithm.name() == other.algorithm.name()
             && self.params == other.params
@@ -183,7 +205,7 @@ impl fmt::Display for Way {
 /// All ways for a shape.
 #[must_use]
 pub fn ways(graph: &RankGraph, shape: &Shape) -> Vec<Way> {
-    let plain = plain_ways(graph, shape, SCRATCH_BYTES);
+    let plain = plain_ways(graph, shape, &Limits::NONE);
     plain.iter().flat_map(|way| variants(way, shape)).collect()
 }
 
@@ -197,10 +219,12 @@ pub fn choose(
     limits: Limits,
 ) -> Option<(Way, Outcome)> {
     // Who is behind the fastest so far is not followed to its end.
-    let run = |way: &Way, most_ps: u64| {
-        let admitted = limits.admit(way, shape);
-        let outcome = admitted.then(|| way.run_within(graph, shape, rates, most_ps));
-        Some((way.clone(), outcome?.ok()?))
+    let mut left = limits.total;
+    let mut run = |way: &Way, most_ps: u64| {
+        let work = limits.work_of(way, shape)?;
+        left = left.checked_sub(work)?;
+        let outcome = way.run_within(graph, shape, rates, most_ps).ok()?;
+        Some((way.clone(), outcome))
     };
     let near = |fastest: u64| fastest.saturating_add(fastest / 100 * CLOSE_PERCENT);
     let equal = |fastest: u64| fastest.saturating_add(fastest / 10_000);
@@ -208,7 +232,12 @@ pub fn choose(
     let mut found: Vec<(Way, Outcome)> = Vec::new();
     let mut close = Vec::new();
     let mut fastest = u64::MAX;
-    for plain in plain_ways(graph, shape, limits.scratch_bytes) {
+    // What goes by groups comes first: it is quick to look at, and mostly what is fastest.
+    let (mut plain, others): (Vec<Way>, Vec<Way>) = plain_ways(graph, shape, &limits)
+        .into_iter()
+        .partition(Way::is_divided);
+    plain.extend(others);
+    for plain in plain {
         let all = variants(&plain, shape);
         // Of small sizes there are few.
         let first = all
@@ -242,7 +271,7 @@ pub fn choose(
 }
 
 /// Each algorithm, by each division and in each order.
-fn plain_ways(graph: &RankGraph, shape: &Shape, scratch_bytes: u64) -> Vec<Way> {
+fn plain_ways(graph: &RankGraph, shape: &Shape, limits: &Limits) -> Vec<Way> {
     let mut known: Vec<(Arc<str>, Arc<[u32]>)> = graph
         .groupings(shape.ranks)
         .into_iter()
@@ -255,7 +284,7 @@ fn plain_ways(graph: &RankGraph, shape: &Shape, scratch_bytes: u64) -> Vec<Way> 
     let mut ways = Vec::new();
     for algorithm in over_wires().filter(|algorithm| algorithm.supports(shape)) {
         let params = |groups| Params {
-            scratch_bytes,
+            scratch_bytes: limits.scratch_bytes,
             slice_bytes: SLICES[0],
             groups,
             flows: 1,
@@ -276,6 +305,7 @@ fn plain_ways(graph: &RankGraph, shape: &Shape, scratch_bytes: u64) -> Vec<Way> 
             order: None,
         };
         if shape.ranks <= ORDERED
+            && limits.admit(&way, shape)
             && let Ok(Some(order)) = Ordered::fitted(graph, algorithm, shape, &way.params)
         {
             ways.push(Way {
