@@ -232,6 +232,34 @@ impl Calls {
             .hint("all ranks have to call the same collectives in the same order")
     }
 
+    /// Who holds up a rank that waits for `peer` in its latest call: of those that have not said that they
+    /// wait in it, or in a later one, those that are furthest behind. A peer that waits itself is held
+    /// up, too.
+    pub(crate) fn who_holds_up(&self, peer: Rank, others: &[(Rank, Vec<Call>)]) -> Vec<Rank> {
+        let Some(mine) = self.latest() else {
+            return vec![peer];
+        };
+        let behind = others.iter().filter_map(|(rank, calls)| {
+            let Some(last) = calls.last() else {
+                return Some((0, *rank));
+            };
+            let is_same = last.number == mine.number && last.is_as(&mine);
+            let waits = last.number > mine.number || is_same;
+            (!waits).then_some((last.number, *rank))
+        });
+        let behind: Vec<(u64, Rank)> = behind.collect();
+        let furthest = behind.iter().map(|(number, _)| *number).min();
+        let furthest = behind
+            .iter()
+            .filter(|(number, _)| Some(*number) == furthest);
+        let furthest: Vec<Rank> = furthest.map(|(_, rank)| *rank).collect();
+        if furthest.is_empty() || furthest.contains(&peer) {
+            vec![peer]
+        } else {
+            furthest
+        }
+    }
+
     /// Where each of the others is, compared with this rank, in words.
     pub(crate) fn arrivals(&self, others: &[(Rank, Vec<Call>)]) -> String {
         let Some(mine) = self.latest() else {
@@ -344,6 +372,18 @@ mod tests {
             error.to_string().contains("kind 8 (collective 2)"),
             "{error}"
         );
+        // Rank 3 waits in the same call and rank 4 in the next one; rank 1 is behind them, and rank 2
+        // has said nothing at all.
+        let mut all = vec![
+            (Rank(3), vec![theirs(2, 4), theirs(3, 5)]),
+            (Rank(4), vec![theirs(4, 5)]),
+        ];
+        assert_eq!(calls.who_holds_up(Rank(3), &all), [Rank(3)]);
+        all.push((Rank(1), vec![theirs(2, 4)]));
+        assert_eq!(calls.who_holds_up(Rank(3), &all), [Rank(1)]);
+        all.push((Rank(2), Vec::new()));
+        assert_eq!(calls.who_holds_up(Rank(4), &all), [Rank(2)]);
+        assert_eq!(calls.who_holds_up(Rank(2), &all), [Rank(2)]);
         let others = [(Rank(1), vec![theirs(2, 9)]), (Rank(2), Vec::new())];
         assert_eq!(
             calls.arrivals(&others),

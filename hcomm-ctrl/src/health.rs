@@ -18,7 +18,7 @@ use hcomm_types::{Error, ErrorKind, Nanos, Rank, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use crate::calls::Calls;
+use crate::calls::{Call, Calls};
 use crate::endpoint::{Facts, pid_namespace, this_process};
 use crate::group::Group;
 use crate::membership::lock;
@@ -170,16 +170,15 @@ impl Health {
         }
     }
 
-    /// Where the others are, in words; nothing if there is no collective.
-    fn arrivals(&self) -> String {
-        let others: Vec<_> = match self.mesh.try_lock() {
+    /// The calls that the others have said that they wait in.
+    fn others(&self) -> Vec<(Rank, Vec<Call>)> {
+        match self.mesh.try_lock() {
             Ok(mesh) => mesh
                 .calls()
                 .map(|(peer, calls)| (peer, calls.to_vec()))
                 .collect(),
             Err(_) => Vec::new(),
-        };
-        self.calls.arrivals(&others)
+        }
     }
 
     fn loss(&self, lost: &[Rank]) -> Error {
@@ -282,11 +281,17 @@ impl Peers for Health {
                 .hint("look at the output of that rank for the cause")
             }
             ErrorKind::Timeout => {
-                let arrivals = self.arrivals();
+                let others = self.others();
+                let arrivals = self.calls.arrivals(&others);
                 let gap = if arrivals.is_empty() { "" } else { "; " };
-                error
+                let holders = self.calls.who_holds_up(peer, &others);
+                let error = error
                     .reword(|detail| format!("{}: {detail}{gap}{arrivals}", self.describe(peer)))
-                    .hint("is that rank in the same operation? The limit is HCOMM_EXEC_TIMEOUT")
+                    .hint(format!(
+                        "is rank {} in the same operation? The limit is HCOMM_EXEC_TIMEOUT",
+                        holders[0]
+                    ));
+                return holders.into_iter().fold(error, Error::blame_rank);
             }
             ErrorKind::Mismatch => {
                 let own = self.calls.latest().map_or_else(String::new, |call| {
