@@ -6,9 +6,10 @@
 //!
 //! * where a rank acts alone: nothing;
 //! * in `together` phases, where ranks wait for each other: a wait that has left its spinning phase
-//!   may yield, then sleep and look after its peers; and a recorder may wake a peer that sleeps. So
-//!   a rank may wake no more often than its peer has slept, and everything else must come with a
-//!   sleep. How often that happens is the scheduler's business: it is counted, not judged.
+//!   may yield, look after its peers now and then, and sleep; and a recorder may wake a peer that
+//!   sleeps. So a rank may wake no more often than its peer has slept, and everything else must come
+//!   with a sleep, or as a look with a yield. How often that happens is the scheduler's business: it is
+//!   counted, not judged.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -27,6 +28,9 @@ pub(crate) const ROUNDS: u32 = 100_000;
 /// Does one `sched_yield` a round, to see that the trace shows what happens.
 const CONTROL: &str = "control";
 const TOGETHER: &str = "together";
+
+/// A look at the peers makes no call of a kind more often: `ppoll` for their processes and for links.
+const CALLS_A_LOOK: u64 = 2;
 
 /// What one thread of a process did between two marks.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -210,7 +214,12 @@ fn fault(phase: &Phase, peer: &Phase) -> Option<String> {
         .iter()
         .filter(|(name, _)| !known.contains(&name.as_str()))
         .collect();
-    (sleeps == 0 && !other.is_empty()).then(|| format!("without a sleep: {other:?}"))
+    // With a yield there may be a look.
+    let looks = CALLS_A_LOOK * count(phase, "sched_yield");
+    let too_many = other.values().any(|calls| **calls > looks);
+    (sleeps == 0 && too_many).then(|| {
+        format!("without a sleep, and more than looks at the peers with each yield: {other:?}")
+    })
 }
 
 fn show(ranks: &[Vec<Phase>]) {
@@ -287,6 +296,21 @@ write(5, "hcomm end 9 together: x\n", 24) = 24
         let wake = "futex(0x7f00, FUTEX_WAKE, 2147483647)   = 1\n";
         let wrong = TRACE.replace(wake, &wake.repeat(3));
         assert_eq!(judge(&[phases(&wrong), phases(TRACE)]).len(), 1);
+    }
+
+    #[test]
+    fn a_look_comes_with_a_yield_or_a_sleep() {
+        let sleep = "futex(0x7f00, FUTEX_WAIT, 1, NULL)      = 0\n";
+        let yields = "sched_yield() = 0\n";
+        let poll = "ppoll([], 0) = 0\n";
+        let faults = |calls: &str| {
+            let trace = TRACE.replace(sleep, calls);
+            judge(&[phases(&trace), phases(TRACE)]).len()
+        };
+        assert_eq!(faults(&format!("{yields}{poll}{poll}")), 0);
+        assert_eq!(faults(&format!("{yields}{poll}{poll}{poll}")), 1);
+        assert_eq!(faults(poll), 1);
+        assert_eq!(faults(&format!("{sleep}{poll}{poll}{poll}")), 0);
     }
 
     #[test]
