@@ -14,9 +14,9 @@
 
 use hcomm_types::Rank;
 
-use super::tree::Tree;
+use super::tree::{Tree, goes_along};
 use super::{Algorithm, Params, PlanError, begin};
-use crate::plan::{Operation, RankPlan, Shape};
+use crate::plan::{RankPlan, Shape};
 
 /// Every rank has up to two children.
 #[derive(Clone, Copy, Debug)]
@@ -32,10 +32,7 @@ impl Algorithm for BinaryTree {
     }
 
     fn supports(&self, shape: &Shape) -> bool {
-        matches!(
-            shape.operation,
-            Operation::Reduce { .. } | Operation::Broadcast { .. } | Operation::AllReduce
-        )
+        goes_along(shape.operation)
     }
 
     fn plan_rank(&self, shape: &Shape, params: &Params, rank: Rank) -> Result<RankPlan, PlanError> {

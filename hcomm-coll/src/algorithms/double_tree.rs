@@ -15,9 +15,9 @@
 
 use hcomm_types::Rank;
 
-use super::tree::{Tree, plan_along};
+use super::tree::{Tree, goes_along, plan_along};
 use super::{Algorithm, Params, PlanError, begin};
-use crate::plan::{Operation, RankPlan, Shape};
+use crate::plan::{RankPlan, Shape};
 
 /// Two binary trees, half of the data along each.
 #[derive(Clone, Copy, Debug)]
@@ -33,10 +33,7 @@ impl Algorithm for DoubleTree {
     }
 
     fn supports(&self, shape: &Shape) -> bool {
-        matches!(
-            shape.operation,
-            Operation::Reduce { .. } | Operation::Broadcast { .. } | Operation::AllReduce
-        )
+        goes_along(shape.operation)
     }
 
     fn plan_rank(&self, shape: &Shape, params: &Params, rank: Rank) -> Result<RankPlan, PlanError> {

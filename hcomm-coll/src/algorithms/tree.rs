@@ -94,9 +94,7 @@ impl Tree {
             node.release();
             return Ok(node.links.finish(false));
         }
-        if let Operation::AllReduce | Operation::Reduce { .. } | Operation::Broadcast { .. } =
-            shape.operation
-        {
+        if goes_along(shape.operation) {
             return plan_along(std::slice::from_ref(self), algorithm, shape, params, me);
         }
         let slots = Slots::new(algorithm, params, up + down, 0, bytes)?;
@@ -112,6 +110,15 @@ impl Tree {
         node.release();
         Ok(node.links.finish(false))
     }
+}
+
+/// Whether an operation has no parts of ranks, so that all of it goes up or down: what [`plan_along`]
+/// plans.
+pub(super) const fn goes_along(operation: Operation) -> bool {
+    matches!(
+        operation,
+        Operation::Reduce { .. } | Operation::Broadcast { .. } | Operation::AllReduce
+    )
 }
 
 /// What a rank does to reduce or broadcast along several trees, each of which carries its part of the

@@ -231,6 +231,22 @@ impl Task {
     /// The other rank that takes part, if any.
     #[must_use]
     pub const fn peer(&self) -> Option<Rank> {
+        let mut task = *self;
+        match task.peer_mut() {
+            Some(peer) => Some(*peer),
+            None => None,
+        }
+    }
+
+    /// The same with another rank at the other end, if it has one.
+    pub(crate) fn with_peer(mut self, of: impl Fn(Rank) -> Rank) -> Self {
+        if let Some(peer) = self.peer_mut() {
+            *peer = of(*peer);
+        }
+        self
+    }
+
+    const fn peer_mut(&mut self) -> Option<&mut Rank> {
         match self {
             Self::Write { peer, .. }
             | Self::Read { peer, .. }
@@ -240,30 +256,13 @@ impl Task {
             | Self::PacketRead { peer, .. }
             | Self::PacketReduce { peer, .. }
             | Self::Record { peer, .. }
-            | Self::Wait { peer, .. } => Some(*peer),
+            | Self::Wait { peer, .. } => Some(peer),
             Self::Copy { .. }
             | Self::Reduce { .. }
             | Self::Divide { .. }
             | Self::ThreadRecord { .. }
             | Self::ThreadWait { .. } => None,
         }
-    }
-
-    /// The same with another rank at the other end, if it has one.
-    pub(crate) fn with_peer(mut self, of: impl Fn(Rank) -> Rank) -> Self {
-        if let Self::Write { peer, .. }
-        | Self::Read { peer, .. }
-        | Self::WriteReduce { peer, .. }
-        | Self::ReadReduce { peer, .. }
-        | Self::PacketWrite { peer, .. }
-        | Self::PacketRead { peer, .. }
-        | Self::PacketReduce { peer, .. }
-        | Self::Record { peer, .. }
-        | Self::Wait { peer, .. } = &mut self
-        {
-            *peer = of(*peer);
-        }
-        self
     }
 
     /// Whether it sends a packet or waits for one.
