@@ -249,14 +249,20 @@ fn each_host_blames_the_other(ranks: &mut [Process]) {
     assert_eq!(blames, [true; 2]);
 }
 
-#[test]
-fn a_cut_cable_is_an_error_on_both_hosts() {
-    let Some(hosts) = Hosts::new() else { return };
+/// Cuts the cable of the links while ranks work.
+#[track_caller]
+fn cut_the_cable(hosts: &Hosts) {
     let job = Job::new("loop", RANKS).set("HCOMM_EXEC_TIMEOUT", 2);
     let mut ranks = hosts.start(&job);
     all_up(&ranks);
     ip(&format!("-n {} link set eth0 down", hosts.names[0]));
     each_host_blames_the_other(&mut ranks);
+}
+
+#[test]
+fn a_cut_cable_is_an_error_on_both_hosts() {
+    let Some(hosts) = Hosts::new() else { return };
+    cut_the_cable(&hosts);
 }
 
 /// A second cable that is not in use may go; that of the links may not.
@@ -268,11 +274,7 @@ fn of_two_cables_one_is_cut() {
     ip(&format!("-n {} link set eth1 down", hosts.names[1]));
     all_succeed(&mut ranks);
     ip(&format!("-n {} link set eth1 up", hosts.names[1]));
-    let job = Job::new("loop", RANKS).set("HCOMM_EXEC_TIMEOUT", 2);
-    let mut ranks = hosts.start(&job);
-    all_up(&ranks);
-    ip(&format!("-n {} link set eth0 down", hosts.names[0]));
-    each_host_blames_the_other(&mut ranks);
+    cut_the_cable(&hosts);
 }
 
 /// A rank that is stopped looks like one that computes: its peers wait until their deadline, and blame

@@ -237,10 +237,8 @@ fn all_ranks_get_the_same_roster() {
     }
 }
 
-#[test]
-fn many_ranks_at_once_are_let_in() {
-    let size = 400;
-    let mut world = World::new();
+/// Starts so many ranks at once, and sees that all come to the list.
+fn all_are_let_in(world: &mut World, size: u32) {
     world.start_with("10.0.0.1", member_of(0, size), key());
     for rank in 1..size {
         let ip = format!("10.1.{}.{}", rank / 200, rank % 200);
@@ -250,6 +248,13 @@ fn many_ranks_at_once_are_let_in() {
     for index in 0..size as usize {
         assert_eq!(world.roster(index).size(), size);
     }
+}
+
+#[test]
+fn many_ranks_at_once_are_let_in() {
+    let size = 400;
+    let mut world = World::new();
+    all_are_let_in(&mut world, size);
 }
 
 #[test]

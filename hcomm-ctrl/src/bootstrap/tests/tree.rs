@@ -204,15 +204,7 @@ fn a_full_accept_queue_is_waited_for() {
     let size = 120;
     let mut world = World::new();
     world.fabric.limit_backlog(4);
-    world.start_with("10.0.0.1", member_of(0, size), key());
-    for rank in 1..size {
-        let ip = format!("10.1.{}.{}", rank / 200, rank % 200);
-        world.start_with(&ip, member_of(rank, size), key());
-    }
-    world.run();
-    for index in 0..size as usize {
-        assert_eq!(world.roster(index).size(), size);
-    }
+    all_are_let_in(&mut world, size);
     let away = world.fabric.turned_away();
     assert!(away >= 50, "{away} were turned away");
     assert!(
