@@ -5,8 +5,6 @@
 //! start-up all compare what they read. A rank table also says how many ranks there are and where
 //! rank 0 listens, so it stands for a launcher (`RANK_TABLE_FILE` and `RANK_ID`).
 
-use std::fs::File;
-use std::io::Read as _;
 use std::sync::Arc;
 
 use hcomm_topo::{ControlPlace, Loaded, MAX_SOURCE_BYTES, RankGraph, load};
@@ -14,6 +12,7 @@ use hcomm_types::{Error, ErrorKind, Rank, Result};
 use sha2::{Digest as _, Sha256};
 
 use crate::launch::RootAddress;
+use crate::tuning::read_text;
 
 /// The port of rank 0 where a rank table gives its host only: the first of those that the field keeps
 /// for this.
@@ -131,18 +130,9 @@ impl Cluster {
 }
 
 fn text_of(path: &str) -> Result<String> {
-    let refuse = |what: String| {
+    read_text(path, MAX_SOURCE_BYTES, "a description of a cluster").map_err(|what| {
         Error::new(ErrorKind::InvalidArgument, format!("{path}: {what}"))
             .hint("it is a rank table, a topology file, or what `hcomm topo` reads and writes")
-    };
-    let mut bytes = Vec::new();
-    // One more, which tells that there is more.
-    File::open(path)
-        .and_then(|file| file.take(MAX_SOURCE_BYTES + 1).read_to_end(&mut bytes))
-        .map_err(|error| refuse(format!("cannot be read: {error}")))?;
-    String::from_utf8(bytes).map_err(|error| {
-        let place = error.utf8_error().valid_up_to();
-        refuse(format!("byte {place} is not UTF-8"))
     })
 }
 

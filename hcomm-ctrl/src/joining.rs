@@ -12,12 +12,11 @@ use hcomm_transport::{Interest, Transports, WaitPolicy, Waiter};
 use hcomm_types::{Deadline, Error, ErrorKind, Nanos, Rank, Result};
 
 use crate::bootstrap::{Bootstrap, Member, Roster, Step};
-use crate::cluster::Cluster;
 use crate::cores::{self, Cores};
 use crate::endpoint::{Endpoints, Facts, pid_namespace, this_host, this_process};
 use crate::group::Group;
 use crate::health::Health;
-use crate::launch::{Identity, Launcher, RootAddress};
+use crate::launch::{Identity, RootAddress};
 use crate::layout::Layout;
 use crate::link_setup::{BUFFER_TAG, Home};
 use crate::machine::{Machine, drive, drive_all};
@@ -44,10 +43,7 @@ impl Membership {
         surroundings: &Surroundings,
     ) -> Result<Self> {
         tracing::info!(rank = %identity.rank, size = identity.size, launcher = %identity.launcher, "a launcher said who this is");
-        let address = match (identity.launcher, settings.root(), settings.cluster()?) {
-            (Launcher::RankTable, None, Some(table)) => table.root_address()?,
-            _ => RootAddress::choose(settings.root(), |name| std::env::var(name).ok())?,
-        };
+        let address = RootAddress::choose(settings.root(), |name| std::env::var(name).ok())?;
         let who = Who {
             rank: identity.rank,
             size: identity.size,
@@ -224,7 +220,6 @@ struct Who {
 struct Joining {
     who: Who,
     settings: Settings,
-    cluster: Option<Arc<Cluster>>,
     /// What was found and is used.
     transport_names: String,
     endpoints: Option<Endpoints>,
@@ -286,8 +281,7 @@ impl Joining {
         }
         let joining = Self {
             who,
-            settings: settings.clone().with_cluster(cluster.clone()),
-            cluster,
+            settings: settings.clone().with_cluster(cluster),
             transport_names: names_of(transports),
             endpoints: Some(Endpoints::list(transports, settings)?),
             group,
@@ -479,7 +473,6 @@ impl Joining {
             allowed: allowed(&self.settings)?,
             settings: self.settings.clone(),
             graph,
-            cluster: self.cluster.clone(),
             tuning,
             host_cores,
             mapping,

@@ -47,8 +47,6 @@ pub(crate) struct Shared {
     pub(crate) rank: Rank,
     pub(crate) settings: Settings,
     pub(crate) graph: RankGraph,
-    /// What a file says about the cluster.
-    pub(crate) cluster: Option<Arc<Cluster>>,
     /// The tuning file of rank 0.
     pub(crate) tuning: Option<Tuning>,
     /// Cores that the ranks of a host may use together, on the host where that is least.
@@ -136,7 +134,7 @@ impl Membership {
     /// same on all ranks.
     #[must_use]
     pub fn cluster(&self) -> Option<&Arc<Cluster>> {
-        self.shared.cluster.as_ref()
+        self.shared.settings.known_cluster()
     }
 
     /// The tuning file of rank 0, if it has one; not read yet.

@@ -309,6 +309,14 @@ impl Settings {
         }
     }
 
+    /// The same, if it has been read.
+    pub(crate) fn known_cluster(&self) -> Option<&Arc<Cluster>> {
+        match &self.topology {
+            Some(Topology::Known(cluster)) => Some(cluster),
+            Some(Topology::File(_)) | None => None,
+        }
+    }
+
     /// Where the tuning file is, as written.
     #[must_use]
     pub fn tuning(&self) -> Option<&str> {

@@ -22,27 +22,28 @@ pub struct Tuning {
 impl Tuning {
     /// What is at a path, up to 64 KiB.
     pub(crate) fn read(path: &str) -> Self {
-        let read = || {
-            let mut bytes = Vec::new();
-            // One more, which tells that there is more.
-            File::open(path)
-                .and_then(|file| file.take(MAX_BYTES + 1).read_to_end(&mut bytes))
-                .map_err(|error| format!("cannot be read: {error}"))?;
-            if bytes.len() as u64 > MAX_BYTES {
-                return Err(format!(
-                    "has more than {MAX_BYTES} bytes, the limit of a tuning file"
-                ));
-            }
-            String::from_utf8(bytes).map_err(|error| {
-                let place = error.utf8_error().valid_up_to();
-                format!("byte {place} is not UTF-8")
-            })
-        };
         Self {
             path: path.to_owned(),
-            text: read(),
+            text: read_text(path, MAX_BYTES, "a tuning file"),
         }
     }
+}
+
+/// The text of a file of at most so many bytes; what is longer is not read to its end. `what` is the
+/// kind of file that it should be.
+pub(crate) fn read_text(path: &str, most: u64, what: &str) -> Result<String, String> {
+    let mut bytes = Vec::new();
+    // One more, which tells that there is more.
+    File::open(path)
+        .and_then(|file| file.take(most + 1).read_to_end(&mut bytes))
+        .map_err(|error| format!("cannot be read: {error}"))?;
+    if bytes.len() as u64 > most {
+        return Err(format!("has more than {most} bytes, the limit of {what}"));
+    }
+    String::from_utf8(bytes).map_err(|error| {
+        let place = error.utf8_error().valid_up_to();
+        format!("byte {place} is not UTF-8")
+    })
 }
 
 #[cfg(test)]

@@ -84,20 +84,19 @@ impl Communicator {
     /// As `from_env`.
     pub fn from_env_with(options: &Options) -> Result<Self> {
         let identity = Identity::from_env()?;
-        let mut settings = options.settings.clone();
         if identity.launcher == Launcher::RankTable
-            && settings.cluster()?.is_none()
             && let Ok(path) = std::env::var("RANK_TABLE_FILE")
         {
-            settings = settings.with_topology(path);
+            return Self::from_rank_table(&path, identity.rank, options);
         }
-        Self::launched_with(&identity, &settings, load_transports(options)?)
+        Self::launched_with(&identity, &options.settings, load_transports(options)?)
     }
 
     /// Joins the communicator of all ranks of a rank table (1.0, 1.2, 2.0; see [`hcomm_topo::load`])
     /// as one of them. Rank 0 listens at the address of `HCOMM_ROOT`, or at that of the table: its
     /// server's `host_ip` and `host_port`, or its `control_plane`; port 60000 if it gives none. What
-    /// the table says of wires serves the choice of algorithms, as a file of `HCOMM_TOPOLOGY` would.
+    /// the table says of wires serves the choice of algorithms, unless there is a file of
+    /// `HCOMM_TOPOLOGY`.
     ///
     /// `RANK_TABLE_FILE` and `RANK_ID` do the same for [`from_env`](Self::from_env).
     ///
@@ -108,7 +107,12 @@ impl Communicator {
     pub fn from_rank_table(path: &str, rank: Rank, options: &Options) -> Result<Self> {
         let table = Arc::new(Cluster::read(path)?);
         let identity = Identity::in_table(&table, rank)?;
-        let settings = options.settings.clone().with_cluster(Some(table));
+        let mut settings = options.settings.clone();
+        if settings.root().is_none() {
+            settings = settings.with_root(table.root_address()?)?;
+        }
+        let cluster = settings.cluster()?.unwrap_or(table);
+        let settings = settings.with_cluster(Some(cluster));
         Self::launched_with(&identity, &settings, load_transports(options)?)
     }
 
